@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fox::nn {
+
+/// A layer's memory of the tokens it has seen. Each mixer defines its own; a model::Cache holds one a layer.
+struct CacheSlot {
+  virtual ~CacheSlot() = default;
+};
+
+/// What a layer may show to someone who looks inside while it computes (gate analysis, the report).
+struct Probe {
+  virtual ~Probe() = default;
+  /// q, k after norm and rotary; log_f undefined when the layer has no gate.
+  virtual void on_attention(int64_t layer, const at::Tensor& q_BTHD, const at::Tensor& k_BTHD,
+                            const at::Tensor& log_f_BTH) = 0;
+};
+
+/// How the tokens of a batch stand to one another. Default: B full rows from position 0.
+struct Sequence {
+  std::optional<at::Tensor> cu_seqlens;  ///< (N + 1,) int64, B = 1: packed documents
+  std::optional<at::Tensor> seq_start;   ///< (B,) int64: left-padding tokens of each row (first chunk of a cache only)
+  int64_t offset = 0;                    ///< tokens already in the cache: position of this batch's first token
+  Probe* probe = nullptr;
+};
+
+/// A learnt tensor and how training treats it.
+struct Parameter {
+  std::string name;    ///< published name, e.g. model.layers.0.attn.q_proj.weight
+  at::Tensor tensor;   ///< leaf; float32 masters in training
+  bool decay = true;   ///< weight decay applies (matrices, convolutions, embeddings; never biases and norms)
+};
+using Parameters = std::vector<Parameter>;
+
+}  // namespace fox::nn

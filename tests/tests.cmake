@@ -1,0 +1,1 @@
+# Tests that are not one gtest binary of a room.
