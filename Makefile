@@ -1,0 +1,40 @@
+# make demo    train and compare three small models on the King James Bible, write runs/demo/report.html
+# make build   leaves build/fox (and build/libfox.so; with nvcc also build/libfox_cuda.so)
+# make test    everything that `make build` does, then all tests
+# make lint    formatting, layers, clang-tidy
+#
+# Another libtorch: make build TORCH_DIR=/path/to/torch (holds include/ and lib/). Another build folder: BUILD=dir.
+
+BUILD ?= build
+TORCH_DIR ?=
+JOBS ?= $(shell nproc)
+CMAKE = PATH="$(CURDIR)/.venv/bin:$$PATH" cmake
+CONFIGURE = $(CMAKE) -S . -B $(BUILD) -G Ninja $(if $(TORCH_DIR),-DFOX_TORCH_DIR=$(TORCH_DIR))
+
+.PHONY: build test lint demo setup clean
+
+build: setup
+	@$(CONFIGURE)
+	@$(CMAKE) --build $(BUILD) --target fox_cli $(if $(wildcard /usr/local/cuda/bin/nvcc),fox_cuda)
+
+setup:
+	@tools/setup.sh
+
+test:
+	@tools/setup.sh --test
+	@$(CONFIGURE)
+	@$(CMAKE) --build $(BUILD)
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" ctest --test-dir $(BUILD) -j$(JOBS) --output-on-failure
+
+lint:
+	@FOX_EXTRA_PACKAGES="clang-format clang-tidy" tools/setup.sh
+	@$(CONFIGURE)
+	@tools/lint.sh $(BUILD)
+
+demo: setup
+	@$(CONFIGURE) -DFOX_TESTS=OFF -DFOX_CUDA=OFF
+	@$(CMAKE) --build $(BUILD) --target fox_cli
+	@tools/demo.sh $(BUILD)/fox
+
+clean:
+	rm -rf $(BUILD)

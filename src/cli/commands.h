@@ -1,0 +1,16 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace fox::cli {
+
+// One function a subcommand, each in the file of its name: adds the subcommand, its options and its callback.
+void register_train(CLI::App& app);
+void register_eval(CLI::App& app);
+void register_generate(CLI::App& app);
+void register_gates(CLI::App& app);
+void register_inspect(CLI::App& app);
+void register_report(CLI::App& app);
+void register_bench(CLI::App& app);
+
+}  // namespace fox::cli
