@@ -1,0 +1,26 @@
+#include "nn/linear.h"
+
+namespace fox::nn {
+
+Linear::Linear(int64_t in_features, int64_t out_features, bool with_bias)
+    : weight(at::empty({out_features, in_features}, at::kFloat)) {
+  if (with_bias) bias = at::empty({out_features}, at::kFloat);
+}
+
+at::Tensor Linear::forward(const at::Tensor& x) const {
+  const auto cast_bias = bias.defined() ? std::optional<at::Tensor>(bias.to(x.scalar_type())) : std::nullopt;
+  return at::linear(x, weight.to(x.scalar_type()), cast_bias);
+}
+
+void Linear::init(double std) {
+  at::NoGradGuard no_grad;
+  weight.normal_(0, std);
+  if (bias.defined()) bias.zero_();
+}
+
+void Linear::collect(const std::string& prefix, Parameters& out) const {
+  out.push_back({prefix + "weight", weight, true});
+  if (bias.defined()) out.push_back({prefix + "bias", bias, false});
+}
+
+}  // namespace fox::nn

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+
+#include "nn/sequence.h"
+
+namespace fox::nn {
+
+/// y = x Wᵀ + b. The weight is cast to x's dtype on use, so float32 masters serve bfloat16 activations and receive
+/// float32 gradients.
+struct Linear {
+  at::Tensor weight;  ///< (out, in)
+  at::Tensor bias;    ///< (out,) or undefined
+
+  /// float32 on the CPU, values undefined.
+  Linear(int64_t in_features, int64_t out_features, bool with_bias = false);
+
+  /// x (..., in) → (..., out).
+  at::Tensor forward(const at::Tensor& x) const;
+  /// Weight N(0, std) from ATen's default generator, bias 0.
+  void init(double std);
+  /// Appends `prefix` + "weight" (decays) and `prefix` + "bias" (does not).
+  void collect(const std::string& prefix, Parameters& out) const;
+};
+
+}  // namespace fox::nn
