@@ -1,0 +1,46 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "data/tokenizer.h"
+#include "model/language_model.h"
+
+namespace fox::infer {
+
+/// Where a model argument of the command line leads: a Hugging Face directory, and the run it belongs to if it has one.
+struct ModelLocation {
+  std::filesystem::path dir;                     ///< holds config.json and the weights
+  std::optional<std::filesystem::path> run_dir;  ///< holds run.json and metrics.jsonl
+  std::optional<int64_t> tokens;                 ///< tokens trained on, from the checkpoint's name
+
+  /// run.json, or null when there is no run.
+  nlohmann::json run_json() const;
+  /// T that the run trained at (run.json), or nothing.
+  std::optional<int64_t> train_context() const;
+};
+
+/// `dir` is a Hugging Face directory, a checkpoint folder, or a run directory, which stands for its newest complete
+/// checkpoint. Throws fox::Error when there is no such folder, no model in it, or no complete checkpoint yet.
+ModelLocation locate_model(const std::filesystem::path& dir);
+
+/// A model that is ready to read tokens, with its tokenizer.
+struct LoadedModel {
+  model::LanguageModel model;
+  data::Tokenizer tokenizer;
+  ModelLocation location;
+};
+
+/// Loads what locate_model finds onto `device`, parameters in float32. Throws fox::Error naming files and tensors that
+/// are missing or damaged, or when the tokenizer has more ids than the model.
+LoadedModel load_model(const std::filesystem::path& dir, at::Device device = at::kCPU);
+
+/// "cpu", "cuda" or "cuda:1". Throws fox::Error when the name is unknown or this machine has no such device.
+at::Device device_from_name(const std::string& name);
+
+}  // namespace fox::infer
