@@ -15,7 +15,7 @@ CONFIGURE = $(CMAKE) -S . -B $(BUILD) -G Ninja $(if $(TORCH_DIR),-DFOX_TORCH_DIR
 
 build: setup
 	@$(CONFIGURE)
-	@$(CMAKE) --build $(BUILD) --target fox_cli $(if $(wildcard /usr/local/cuda/bin/nvcc),fox_cuda)
+	@$(CMAKE) --build $(BUILD) --target product
 
 setup:
 	@tools/setup.sh
@@ -32,7 +32,7 @@ lint:
 	@tools/lint.sh $(BUILD)
 
 demo: setup
-	@$(CONFIGURE) -DFOX_TESTS=OFF -DFOX_CUDA=OFF
+	@$(CONFIGURE)
 	@$(CMAKE) --build $(BUILD) --target fox_cli
 	@tools/demo.sh $(BUILD)/fox
 
