@@ -1,0 +1,124 @@
+#include "infer/load_model.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/hf_directory.h"
+
+namespace fox::infer {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path without_trailing_slash(const fs::path& dir) {
+  const fs::path whole = fs::absolute(dir).lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
+/// Tokens trained on when `dir` is a checkpoint folder of a run.
+std::optional<int64_t> tokens_of_checkpoint(const fs::path& dir) {
+  for (const checkpoint::CheckpointEntry& entry : checkpoint::list_checkpoints(dir.parent_path())) {
+    if (entry.dir.filename() == dir.filename()) return entry.tokens;
+  }
+  return std::nullopt;
+}
+
+void warn(const std::string& line) { fmt::print(stderr, "warning: {}\n", line); }
+
+}  // namespace
+
+nlohmann::json ModelLocation::run_json() const {
+  if (!run_dir) return nullptr;
+  const fs::path path = *run_dir / "run.json";
+  try {
+    return nlohmann::json::parse(read_file(path));
+  } catch (const nlohmann::json::exception& e) {
+    throw Error(fmt::format("{} is not JSON: {}", path.string(), e.what()),
+                "it is written by `fox train`; name the checkpoint folder itself to do without it");
+  }
+}
+
+std::optional<int64_t> ModelLocation::train_context() const {
+  const nlohmann::json run = run_json();
+  const nlohmann::json::json_pointer context("/config/data/context");
+  if (!run.is_object() || !run.contains(context) || !run[context].is_number_integer()) return std::nullopt;
+  return run[context].get<int64_t>();
+}
+
+ModelLocation locate_model(const fs::path& dir) {
+  if (!fs::exists(dir)) {
+    throw Error(fmt::format("there is no folder {}", dir.string()),
+                "name a run directory of `fox train` or a Hugging Face model directory");
+  }
+  if (!fs::is_directory(dir)) {
+    throw Error(fmt::format("{} is a file, not a folder", dir.string()), "name the folder that holds config.json");
+  }
+  const fs::path whole = without_trailing_slash(dir);
+  ModelLocation location{dir, std::nullopt, std::nullopt};
+  if (fs::exists(dir / "config.json")) {
+    location.tokens = tokens_of_checkpoint(whole);
+    const fs::path run_dir = whole.parent_path().parent_path();
+    if (location.tokens && fs::exists(run_dir / "run.json")) location.run_dir = run_dir;
+    return location;
+  }
+  if (!fs::exists(dir / "run.json") && !fs::exists(dir / "checkpoints")) {
+    throw Error(fmt::format("{} holds no model: neither config.json nor run.json is there", dir.string()),
+                "name a run directory of `fox train` or a Hugging Face model directory");
+  }
+  const std::optional<checkpoint::CheckpointEntry> newest = checkpoint::newest_checkpoint(dir / "checkpoints", warn);
+  if (!newest) {
+    throw Error(fmt::format("the run {} has no complete checkpoint yet", dir.string()),
+                "wait for its first checkpoint, or run `fox train` again to continue it");
+  }
+  location.dir = newest->dir;
+  if (fs::exists(dir / "run.json")) location.run_dir = dir;
+  location.tokens = newest->tokens;
+  return location;
+}
+
+LoadedModel load_model(const fs::path& dir, at::Device device) {
+  ModelLocation location = locate_model(dir);
+  const ModelConfig config =
+      ModelConfig::from_json(checkpoint::read_config_json(location.dir), (location.dir / "config.json").string());
+  const fs::path tokenizer_path = location.dir / "tokenizer.json";
+  if (!fs::exists(tokenizer_path)) {
+    throw Error(fmt::format("{} is missing", tokenizer_path.string()),
+                "copy the tokenizer.json that the model was trained with into that folder");
+  }
+  data::Tokenizer tokenizer = data::Tokenizer::load(tokenizer_path);
+  if (tokenizer.vocab_size() > config.vocab_size) {
+    throw Error(fmt::format("{} has {} ids, but the model's vocabulary has {}", tokenizer_path.string(),
+                            tokenizer.vocab_size(), config.vocab_size),
+                "use the tokenizer that the model was trained with");
+  }
+  model::LanguageModel model(config);
+  checkpoint::NamedTensors into;
+  for (const nn::Parameter& parameter : model.parameters()) into.emplace(parameter.name, parameter.tensor);
+  std::vector<std::string> tied;
+  if (config.tie_word_embeddings) tied.push_back("lm_head.weight");
+  checkpoint::load_into(checkpoint::read_weights(location.dir), into, location.dir.string(), tied);
+  model.set_requires_grad(false);
+  model.to(device, at::kFloat);
+  return {std::move(model), std::move(tokenizer), std::move(location)};
+}
+
+at::Device device_from_name(const std::string& name) {
+  const bool cuda = name == "cuda" || (name.starts_with("cuda:") && name.size() > 5 && name.size() < 9 &&
+                                       name.find_first_not_of("0123456789", 5) == std::string::npos);
+  if (name != "cpu" && !cuda) {
+    throw Error(fmt::format("there is no device '{}'", name), "known: cpu, cuda, cuda:0, cuda:1, …");
+  }
+  if (name == "cpu") return at::kCPU;
+  if (!at::hasCUDA()) {
+    throw Error(fmt::format("the device {} was asked for, but this machine has no usable CUDA device", name),
+                "leave out --device, or use --device cpu");
+  }
+  return at::Device(name);
+}
+
+}  // namespace fox::infer
