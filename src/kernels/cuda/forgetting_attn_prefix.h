@@ -1,0 +1,66 @@
+#pragma once
+
+// The forget bias in a form that keeps its digits, and which blocks matter: made once by the scan kernel
+// (forgetting_attn_scan.cu), read by forward and backward. All in units of log2, since the kernels exponentiate with
+// ex2: c_j * log2(e) = block[j / 64] + r[j], where c_j = Σ_{l<=j} log_f_l.
+//
+// `r` is a float32 prefix that starts anew in every block of 64 keys; the prefix at the start of a block needs more
+// than a float32 (one ulp of 1e5 is 8e-3, more than bf16's rounding of a weight), so it is a pair hi + lo of floats
+// (48 bits). Differences of pairs cost three FADDs, differences of float64 would cost conversions on the unit that
+// computes ex2.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/forgetting_attn.h"
+
+namespace fox::cuda {
+
+constexpr int kBiasBlock = 64;
+
+/// Gates below this are raised to it: exp(-1000) is 0 beside any weight that a float32 softmax can hold, while -inf
+/// would turn later prefixes into NaN, and 64 gates of -1000 still leave r an ulp below 2^-6.
+constexpr float kMinLogF = -1000.f;
+constexpr double kLog2e = 1.4426950408889634;
+
+/// Where key j % 64 of a block lies in its 64 entries of `r`: the four entries that one thread of an accumulator
+/// layout needs (columns 8g + 2q, +1 of two adjacent groups g) are one 16-byte word.
+__host__ __device__ constexpr int bias_slot(int key) {
+  return (key & ~15) + ((key & 7) >> 1) * 4 + ((key >> 3) & 1) * 2 + (key & 1);
+}
+
+/// Pointers into the workspace. Sizes: BH = batch * query_heads, key_blocks = ceil(key_len / 128) * 2 (so that 128-key
+/// tiles find whole entries), query_blocks = ceil(query_len / 64). Blocks are of 64 keys or query rows throughout.
+struct ForgettingAttnPrefix {
+  float* r;            ///< (BH, key_blocks * 64), slots permuted by bias_slot; NULL without gates
+  float2* block;       ///< (BH, key_blocks): hi, lo of the prefix before the block; NULL without gates
+  int32_t* key_begin;  ///< (BH, query_blocks): first key block that some row of the query block needs
+  int32_t* query_end;  ///< (BH, key_blocks): one past the last query block that needs the key block (0: none does)
+  int32_t* lower;      ///< (batch, query_len): first key that a row may see; NULL if always 0
+  int32_t* kept;       ///< (BH): number of (query block, key block) pairs kept, for sorting
+  int32_t* head_order; ///< (BH): b * query_heads + h, most kept blocks first; NULL: natural order
+  int32_t* counters;   ///< (kCounters): zeroed by the scan; [0] forward's tile scheduler, [1..] backward's
+  int32_t key_blocks, query_blocks;
+};
+constexpr int kCounters = 16;
+
+/// Lays the prefix out from `workspace` on; returns the bytes used (a multiple of 256). Pointers are valid only if
+/// workspace is not NULL. Forward and backward put their own buffers behind it.
+size_t layout_prefix(const ForgettingAttnParams& params, void* workspace, ForgettingAttnPrefix* prefix);
+
+/// Fills all of it. Returns cudaSuccess or the launch error.
+cudaError_t launch_prefix(const ForgettingAttnParams& params, const ForgettingAttnPrefix& prefix, cudaStream_t stream);
+
+/// NULL if the params are sane, else what is wrong (shapes, dtype, strides, head size).
+const char* check_params(const ForgettingAttnParams& params);
+
+/// Stores the message for fox_kernels_last_error() and returns 1.
+int fail(const char* message);
+int fail(const char* where, cudaError_t error);
+
+#ifdef __CUDACC__
+/// a - b of two hi + lo pairs.
+__device__ __forceinline__ float pair_difference(float2 a, float2 b) { return (a.x - b.x) + (a.y - b.y); }
+#endif
+
+}  // namespace fox::cuda

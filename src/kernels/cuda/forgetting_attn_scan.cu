@@ -1,0 +1,197 @@
+// The forget bias and the block bounds, one thread block per (batch, head); see forgetting_attn_prefix.h.
+//
+// A prefix sum over time in two levels: every warp sums a block of 64 gates in float32, one warp sums the block totals
+// in float64. Since gates are <= 0, prefixes only fall, so whether a key block matters to a block of query rows is
+// monotone in both and a binary search finds the bounds.
+
+#include <algorithm>
+
+#include "kernels/cuda/forgetting_attn_prefix.h"
+
+namespace fox::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / 32;
+constexpr int kBlocksPerWarp = 4;  // independent loads in flight; 16 warps take 4096 keys at a time
+constexpr int kChunkBlocks = kWarps * kBlocksPerWarp;
+constexpr int kMaxSortedHeads = 4096;
+
+/// First key that the row at position p of batch row b may see (may exceed p: then it sees none).
+__device__ int lower_bound_key(const ForgettingAttnParams& a, int b, int p) {
+  int lower = 0;
+  if (a.window > 0) lower = max(lower, p - a.window + 1);
+  if (a.seq_start) lower = max(lower, int(a.seq_start[b]));
+  if (a.cu_seqlens) {
+    int first = 0, last = a.num_documents;  // the last document that starts at or before p
+    while (last - first > 1) {
+      const int middle = (first + last) / 2;
+      if (a.cu_seqlens[middle] <= p) first = middle; else last = middle;
+    }
+    lower = max(lower, int(a.cu_seqlens[first]));
+  }
+  return lower;
+}
+
+__device__ float2 split(double x) {
+  const float hi = float(x);
+  return {hi, float(x - hi)};
+}
+
+/// r and block of this head.
+__device__ void prefix_sums(const ForgettingAttnParams& a, const ForgettingAttnPrefix& out, int b, int h) {
+  __shared__ double total[kChunkBlocks];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64_t row = int64_t(b) * a.query_heads + h;
+  const int padding = a.seq_start ? int(a.seq_start[b]) : 0;  // gates of padding may hold anything
+  const float* log_f = a.log_f.data + b * a.log_f.stride_b + h * a.log_f.stride_h;
+  double carry = 0;
+  for (int chunk = 0; chunk < out.key_blocks; chunk += kChunkBlocks) {
+    const int first = chunk + warp * kBlocksPerWarp;
+    float gate[kBlocksPerWarp][2];
+#pragma unroll
+    for (int u = 0; u < kBlocksPerWarp; ++u)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int64_t key = int64_t(first + u) * kBiasBlock + 2 * lane + e;
+        gate[u][e] = key >= padding && key < a.key_len ? log_f[key * a.log_f.stride_t] : 0.f;
+      }
+#pragma unroll
+    for (int u = 0; u < kBlocksPerWarp; ++u) {
+      const float even = fmaxf(gate[u][0], kMinLogF) * float(kLog2e);
+      const float odd = fmaxf(gate[u][1], kMinLogF) * float(kLog2e);
+      float sum = even + odd;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const float left = __shfl_up_sync(0xffffffff, sum, step);
+        if (lane >= step) sum += left;
+      }
+      const float before = __shfl_up_sync(0xffffffff, sum, 1);
+      if (first + u < out.key_blocks) {
+        float2* r = reinterpret_cast<float2*>(out.r + (row * out.key_blocks + first + u) * kBiasBlock);
+        r[bias_slot(2 * lane) / 2] = {(lane ? before : 0.f) + even, sum};
+      }
+      if (lane == 31) total[warp * kBlocksPerWarp + u] = sum;
+    }
+    __syncthreads();
+    if (warp == 0) {
+      const double even = total[2 * lane], odd = total[2 * lane + 1];
+      double sum = even + odd;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const double left = __shfl_up_sync(0xffffffff, sum, step);
+        if (lane >= step) sum += left;
+      }
+      const int block = chunk + 2 * lane;
+      const double before = carry + sum - odd - even;
+      if (block < out.key_blocks) {  // key_blocks is even
+        out.block[row * out.key_blocks + block] = split(before);
+        out.block[row * out.key_blocks + block + 1] = split(before + even);
+      }
+      carry += __shfl_sync(0xffffffff, sum, 31);
+    }
+    __syncthreads();
+  }
+}
+
+/// First key block whose best pair with the query block (its last key, the first row) decays by less than `threshold`.
+__device__ int first_kept_block(const ForgettingAttnPrefix& out, int64_t row, int position, float threshold) {
+  const float2* block = out.block + row * out.key_blocks;
+  const int diagonal = position / kBiasBlock;
+  const float r = out.r[(row * out.key_blocks + diagonal) * kBiasBlock + bias_slot(position % kBiasBlock)];
+  int first = 0, last = diagonal;  // the answer; the diagonal always counts
+  while (first < last) {
+    const int middle = (first + last) / 2;
+    if (pair_difference(block[diagonal], block[middle + 1]) + r >= threshold) last = middle; else first = middle + 1;
+  }
+  return last;
+}
+
+__global__ void __launch_bounds__(kThreads) prefix_kernel(const __grid_constant__ ForgettingAttnParams a,
+                                                          const __grid_constant__ ForgettingAttnPrefix out) {
+  const int b = blockIdx.x / a.query_heads, h = blockIdx.x % a.query_heads;
+  const int64_t row = blockIdx.x;
+  const int offset = a.key_len - a.query_len;
+  if (blockIdx.x == 0 && threadIdx.x < kCounters) out.counters[threadIdx.x] = 0;
+  if (out.r) prefix_sums(a, out, b, h);
+
+  if (out.lower && h == 0)
+    for (int i = threadIdx.x; i < a.query_len; i += kThreads)
+      out.lower[int64_t(b) * a.query_len + i] = lower_bound_key(a, b, i + offset);
+
+  __shared__ int kept;
+  if (threadIdx.x == 0) kept = 0;
+  __syncthreads();
+  const bool pruned = a.pruned && out.r;
+  const float threshold =
+      pruned ? (-2 * a.logit_bound[h] - logf(float(a.key_len)) + a.log_tolerance) * float(kLog2e) : 0.f;
+  int32_t* key_begin = out.key_begin + row * out.query_blocks;
+  int kept_here = 0;
+  for (int g = threadIdx.x; g < out.query_blocks; g += kThreads) {
+    const int position = max(0, g * kBiasBlock + offset);
+    const int last = max(0, min(g * kBiasBlock + kBiasBlock - 1, a.query_len - 1) + offset) / kBiasBlock;
+    int begin = lower_bound_key(a, b, position) / kBiasBlock;
+    if (pruned) begin = max(begin, first_kept_block(out, row, position, threshold));
+    key_begin[g] = min(begin, last);
+    kept_here += last - key_begin[g] + 1;
+  }
+  atomicAdd(&kept, kept_here);
+  __syncthreads();
+  if (threadIdx.x == 0) out.kept[row] = kept;
+
+  for (int n = threadIdx.x; n < out.key_blocks; n += kThreads) {
+    int first = 0, last = out.query_blocks;  // the first query block that begins behind key block n
+    while (first < last) {
+      const int middle = (first + last) / 2;
+      if (key_begin[middle] > n) last = middle; else first = middle + 1;
+    }
+    out.query_end[row * out.key_blocks + n] = last;
+  }
+}
+
+/// Heads by falling number of kept blocks: each thread counts the heads before its own.
+__global__ void __launch_bounds__(256) head_order_kernel(const __grid_constant__ ForgettingAttnPrefix out, int heads) {
+  const int own = blockIdx.x * 256 + threadIdx.x;
+  if (own >= heads) return;
+  const int kept = out.kept[own];
+  int rank = 0;
+  for (int other = 0; other < heads; ++other) {
+    const int theirs = out.kept[other];
+    rank += theirs > kept || (theirs == kept && other < own);
+  }
+  out.head_order[rank] = own;
+}
+
+}  // namespace
+
+size_t layout_prefix(const ForgettingAttnParams& a, void* workspace, ForgettingAttnPrefix* out) {
+  const size_t heads = size_t(a.batch) * a.query_heads;
+  *out = {};
+  out->key_blocks = (a.key_len + 127) / 128 * 2;
+  out->query_blocks = (a.query_len + kBiasBlock - 1) / kBiasBlock;
+  size_t used = 0;
+  auto take = [&](auto*& pointer, size_t count) {
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(static_cast<char*>(workspace) + used);
+    used += (count * sizeof(*pointer) + 255) / 256 * 256;
+  };
+  if (a.log_f.data) {
+    take(out->r, heads * out->key_blocks * kBiasBlock);
+    take(out->block, heads * out->key_blocks);
+  }
+  take(out->key_begin, heads * out->query_blocks);
+  take(out->query_end, heads * out->key_blocks);
+  if (a.window > 0 || a.seq_start || a.cu_seqlens) take(out->lower, size_t(a.batch) * a.query_len);
+  take(out->kept, heads);
+  if (a.pruned && a.log_f.data && heads <= kMaxSortedHeads) take(out->head_order, heads);
+  take(out->counters, kCounters);
+  return used;
+}
+
+cudaError_t launch_prefix(const ForgettingAttnParams& a, const ForgettingAttnPrefix& prefix, cudaStream_t stream) {
+  const int heads = a.batch * a.query_heads;
+  prefix_kernel<<<heads, kThreads, 0, stream>>>(a, prefix);
+  if (prefix.head_order) head_order_kernel<<<(heads + 255) / 256, 256, 0, stream>>>(prefix, heads);
+  return cudaGetLastError();
+}
+
+}  // namespace fox::cuda
