@@ -19,7 +19,7 @@ nlohmann::json read_config_json(const std::filesystem::path& dir);
 NamedTensors read_weights(const std::filesystem::path& dir);
 
 /// Copies `from` into the tensors of `into` (cast to their dtype). Missing, extra and wrongly shaped tensors are an
-/// error that lists all of them at once. `tied` names may be missing.
+/// error that lists all of them at once. `tied` names may be missing on either side.
 void load_into(const NamedTensors& from, const NamedTensors& into, const std::string& where,
                const std::vector<std::string>& tied = {});
 

@@ -131,7 +131,8 @@ void KeyReader::read(const std::string& key, std::vector<std::string>& value) {
 void KeyReader::read(const std::string& key, std::vector<double>& value, Range range) {
   const auto* json = find(key);
   if (!json) return;
-  if (!json->is_array() || !std::all_of(json->begin(), json->end(), [](const auto& item) { return item.is_number(); })) {
+  if (!json->is_array() ||
+      !std::all_of(json->begin(), json->end(), [](const auto& item) { return item.is_number(); })) {
     fail(key, must_be("a list of numbers", *json));
   }
   for (const auto& item : *json) check_range(key, item.get<double>(), range);

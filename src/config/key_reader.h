@@ -71,7 +71,8 @@ class KeyReader {
   /// Keys that are known but say nothing to us.
   void accept(const std::vector<std::string>& keys);
 
-  /// Throws when the object has keys that were neither read nor accepted: all are listed, each with the nearest known one.
+  /// Throws when the object has keys that were neither read nor accepted: all are listed, each with the nearest known
+  /// one.
   void finish() const;
 
   /// Throws an Error about a key: "<source>: '<path>' <problem>".

@@ -21,7 +21,8 @@ std::string complaint(F&& f) {
 }
 
 TEST(KeyReader, MissingKeysKeepTheirDefaultsAndPresentOnesAreRead) {
-  KeyReader reader(json::parse(R"({"heads": 4, "lr": 1e-3, "on": true, "tokens": 1e6, "names": "one", "top": null})"), "x");
+  KeyReader reader(json::parse(R"({"heads": 4, "lr": 1e-3, "on": true, "tokens": 1e6, "names": "one", "top": null})"),
+                   "x");
   int64_t heads = 1, tokens = 0, other = 7;
   double lr = 0;
   bool on = false;
@@ -50,9 +51,11 @@ TEST(KeyReader, EachWrongTypeIsNamed) {
     KeyReader reader(json::parse("{\"heads\": " + text + "}"), "config.json", "model.");
     int64_t heads = 0;
     const auto said = complaint([&] { reader.read("heads", heads); });
-    EXPECT_NE(said.find("config.json: 'model.heads' must be a whole number, not "), std::string::npos) << text << ": " << said;
+    EXPECT_NE(said.find("config.json: 'model.heads' must be a whole number, not "), std::string::npos)
+        << text << ": " << said;
   }
-  KeyReader reader(json::parse(R"({"on": 1, "name": 2, "x": "y", "n": -1, "list": [1, "a"], "big": 18446744073709551615})"), "c");
+  KeyReader reader(
+      json::parse(R"({"on": 1, "name": 2, "x": "y", "n": -1, "list": [1, "a"], "big": 18446744073709551615})"), "c");
   bool on;
   std::string name;
   double x;
@@ -63,7 +66,8 @@ TEST(KeyReader, EachWrongTypeIsNamed) {
   EXPECT_EQ(complaint([&] { reader.read("name", name); }), "c: 'name' must be a string, not 2 | ");
   EXPECT_EQ(complaint([&] { reader.read("x", x); }), "c: 'x' must be a number, not \"y\" | ");
   EXPECT_EQ(complaint([&] { reader.read("n", n); }), "c: 'n' must be a whole number that is not negative, not -1 | ");
-  EXPECT_EQ(complaint([&] { reader.read("big", big); }), "c: 'big' must be a whole number, not 18446744073709551615 | ");
+  EXPECT_EQ(complaint([&] { reader.read("big", big); }),
+            "c: 'big' must be a whole number, not 18446744073709551615 | ");
   EXPECT_EQ(complaint([&] { reader.read("list", list); }), "c: 'list' must be a list of numbers, not [1,\"a\"] | ");
 }
 
@@ -72,7 +76,8 @@ TEST(KeyReader, RangesAreChecked) {
   int64_t a;
   double b;
   EXPECT_EQ(complaint([&] { reader.read("a", a, Range::at_least(1)); }), "c: 'a' must be at least 1, not 0 | ");
-  EXPECT_EQ(complaint([&] { reader.read("b", b, Range::between(0, 1)); }), "c: 'b' must be at least 0 and at most 1, not 2.5 | ");
+  EXPECT_EQ(complaint([&] { reader.read("b", b, Range::between(0, 1)); }),
+            "c: 'b' must be at least 0 and at most 1, not 2.5 | ");
   EXPECT_EQ(complaint([&] { reader.read("a", b, Range::above(0)); }), "c: 'a' must be above 0, not 0 | ");
   EXPECT_EQ(complaint([&] { reader.read("b", b, Range::at_least(2.5)); }), "");
 }
@@ -81,8 +86,7 @@ TEST(KeyReader, UnknownKeysAreAllListedWithWhatWasMeant) {
   int64_t x = 0;
   KeyReader one(json::parse(R"({"num_heds": 4})"), "config.json");
   one.read("num_heads", x);
-  EXPECT_EQ(complaint([&] { one.finish(); }),
-            "config.json: 'num_heds' is not a known key | did you mean 'num_heads'?");
+  EXPECT_EQ(complaint([&] { one.finish(); }), "config.json: 'num_heds' is not a known key | did you mean 'num_heads'?");
   KeyReader two(json::parse(R"({"model": {"num_heds": 4, "hiden": 1}})"), "run.toml");
   auto model = two.table("model");
   model.set_locator([](const std::string& path) { return "run.toml:7 (" + path + ")"; });
@@ -97,13 +101,16 @@ TEST(KeyReader, UnknownKeysAreAllListedWithWhatWasMeant) {
 TEST(KeyReader, ChoicesAreOffered) {
   KeyReader reader(json::parse(R"({"gate": "ful"})"), "c");
   std::string gate = "none";
-  EXPECT_EQ(complaint([&] { reader.read_choice("gate", gate, {"full", "fixed", "none"}); }),
+  EXPECT_EQ(complaint([&] {
+              reader.read_choice("gate", gate, {"full", "fixed", "none"});
+            }),
             "c: 'gate' cannot be \"ful\" | did you mean 'full'?");
   EXPECT_EQ(gate, "none");
 }
 
 TEST(KeyReader, RefusesWhatIsNotAnObject) {
-  EXPECT_EQ(complaint([] { KeyReader(json::parse("[1]"), "c"); }), "c must be an object of keys and values, not [1] | ");
+  EXPECT_EQ(complaint([] { KeyReader(json::parse("[1]"), "c"); }),
+            "c must be an object of keys and values, not [1] | ");
 }
 
 }  // namespace
