@@ -24,6 +24,24 @@ void refuse_double_backward(const c10::OperatorHandle& op, c10::DispatchKeySet k
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
+Rows as_rows(const at::Tensor& t) {
+  const int64_t width = t.size(-1), rows = width == 0 ? 0 : t.numel() / width;
+  if (t.is_contiguous()) return {t, rows, width, width};
+  bool regular = t.stride(-1) == 1 || width == 1;
+  int64_t stride = 0, step = 0;  // of the innermost dimension longer than 1, and what the next one must be
+  for (int64_t i = t.dim() - 2; regular && i >= 0; --i) {
+    if (t.size(i) == 1) continue;
+    if (stride == 0) {
+      stride = t.stride(i);
+    } else {
+      regular = t.stride(i) == step;
+    }
+    step = t.stride(i) * t.size(i);
+  }
+  if (regular) return {t, rows, width, stride};
+  return {t.contiguous(), rows, width, width};
+}
+
 void check_floating(const char* op, const char* argument, const at::Tensor& t) {
   const auto type = t.scalar_type();
   if (type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf) return;

@@ -50,6 +50,24 @@ inline at::Tensor cast(const at::Tensor& t, at::ScalarType type) {
   return !t.defined() || t.scalar_type() == type ? t : t.to(type);
 }
 
+/// Calls f.template operator()<float>() or <double>().
+template <class F>
+void dispatch_real(at::ScalarType type, const F& f) {
+  if (type == at::kDouble) {
+    f.template operator()<double>();
+  } else {
+    f.template operator()<float>();
+  }
+}
+
+/// A tensor (..., width) seen as rows a constant stride apart, each row contiguous; `tensor` is a contiguous copy when
+/// the original's strides do not allow that.
+struct Rows {
+  at::Tensor tensor;
+  int64_t rows, width, stride;
+};
+Rows as_rows(const at::Tensor& t);
+
 /// Checks of arguments. Each throws fox::Error "<op>: <argument> …" with what is supported as the hint.
 void check_floating(const char* op, const char* argument, const at::Tensor& t);
 void check_dtype(const char* op, const char* argument, const at::Tensor& t, at::ScalarType expected);

@@ -1,0 +1,107 @@
+// SwiGLU, one pass over memory each way: silu and its derivative are recomputed rather than kept.
+#include "kernels/cpu/swiglu.h"
+
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/simd.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/swiglu.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/simd_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fox::kernels::HWY_NAMESPACE {
+
+template <class T>
+void forward_rows(const SwigluParams<T>& p, T* out, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* gate = p.gate_up + row * p.gate_up_stride;
+    const T* up = gate + p.width;
+    T* o = out + row * p.width;
+    for_each_vector<T>(p.width, [&](const auto& io, int64_t i) HWY_ATTR {
+      const auto g = io.load(gate + i);
+      io.store(hn::Mul(hn::Mul(g, sigmoid(io.d, g)), io.load(up + i)), o + i);
+    });
+  }
+}
+
+template <class T>
+void backward_rows(const SwigluParams<T>& p, const T* dout, T* d_gate_up, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const T* gate = p.gate_up + row * p.gate_up_stride;
+    const T* up = gate + p.width;
+    const T* d_o = dout + row * p.width;
+    T* dgate = d_gate_up + row * 2 * p.width;
+    T* dup = dgate + p.width;
+    for_each_vector<T>(p.width, [&](const auto& io, int64_t i) HWY_ATTR {
+      const auto g = io.load(gate + i);
+      const auto dy = io.load(d_o + i);
+      const auto s = sigmoid(io.d, g);
+      const auto silu = hn::Mul(g, s);
+      // silu' = s + g s (1 - s)
+      const auto slope = hn::Add(s, hn::NegMulAdd(silu, s, silu));
+      io.store(hn::Mul(dy, silu), dup + i);
+      io.store(hn::Mul(hn::Mul(dy, io.load(up + i)), slope), dgate + i);
+    });
+  }
+}
+
+void forward_f32(const SwigluParams<float>& p, float* out, int64_t b, int64_t e) { forward_rows(p, out, b, e); }
+void forward_f64(const SwigluParams<double>& p, double* out, int64_t b, int64_t e) { forward_rows(p, out, b, e); }
+void backward_f32(const SwigluParams<float>& p, const float* dout, float* d, int64_t b, int64_t e) {
+  backward_rows(p, dout, d, b, e);
+}
+void backward_f64(const SwigluParams<double>& p, const double* dout, double* d, int64_t b, int64_t e) {
+  backward_rows(p, dout, d, b, e);
+}
+
+}  // namespace fox::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace fox::kernels {
+namespace {
+
+HWY_EXPORT(forward_f32);
+HWY_EXPORT(forward_f64);
+HWY_EXPORT(backward_f32);
+HWY_EXPORT(backward_f64);
+
+// Below about 16k elements a thread the fork costs more than it saves.
+int64_t row_grain(int64_t width) { return 16384 / (width + 1) + 1; }
+
+void forward_piece(const SwigluParams<float>& p, float* out, int64_t b, int64_t e) {
+  HWY_DYNAMIC_DISPATCH(forward_f32)(p, out, b, e);
+}
+void forward_piece(const SwigluParams<double>& p, double* out, int64_t b, int64_t e) {
+  HWY_DYNAMIC_DISPATCH(forward_f64)(p, out, b, e);
+}
+void backward_piece(const SwigluParams<float>& p, const float* dout, float* d, int64_t b, int64_t e) {
+  HWY_DYNAMIC_DISPATCH(backward_f32)(p, dout, d, b, e);
+}
+void backward_piece(const SwigluParams<double>& p, const double* dout, double* d, int64_t b, int64_t e) {
+  HWY_DYNAMIC_DISPATCH(backward_f64)(p, dout, d, b, e);
+}
+
+}  // namespace
+
+template <class T>
+void swiglu(const SwigluParams<T>& p, T* out) {
+  parallel_pieces(p.rows, row_grain(p.width),
+                  [&](int64_t begin, int64_t end, int64_t) { forward_piece(p, out, begin, end); });
+}
+
+template <class T>
+void swiglu_backward(const SwigluParams<T>& p, const T* dout, T* d_gate_up) {
+  parallel_pieces(p.rows, row_grain(p.width),
+                  [&](int64_t begin, int64_t end, int64_t) { backward_piece(p, dout, d_gate_up, begin, end); });
+}
+
+template void swiglu(const SwigluParams<float>&, float*);
+template void swiglu(const SwigluParams<double>&, double*);
+template void swiglu_backward(const SwigluParams<float>&, const float*, float*);
+template void swiglu_backward(const SwigluParams<double>&, const double*, double*);
+
+}  // namespace fox::kernels
+#endif
