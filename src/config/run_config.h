@@ -57,7 +57,7 @@ struct OutputConfig {
 };
 
 /// A run file: tables [model] [data] [train] [eval] [output]. [model] holds config.json keys (vocab_size may be left out:
-/// the tokenizer decides), or `config = "file.json"` and keys that override it.
+/// model.vocab_size is then 0, and training sets it to the tokenizer's), or `config = "file.json"` and keys that override it.
 struct RunConfig {
   ModelConfig model;
   DataConfig data;
