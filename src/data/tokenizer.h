@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,13 +13,17 @@ namespace fox::data {
 
 /// Byte-level byte-pair encoding in GPT-2's layout: ids 0..255 are bytes (in GPT-2's order), then one id a merge, then
 /// <|endoftext|>, which stands before each document. With no merges it is a tokenizer of raw bytes.
+///
+/// Merges never cross the words that GPT-2's pattern finds in UTF-8 text. A run of bytes that are not valid UTF-8 is a word
+/// of its own, so every byte string can be encoded and comes back whole.
 class Tokenizer {
  public:
   /// The first `num_merges` GPT-2 merges (at most 50,000 = GPT-2's own vocabulary of 50,257 ids).
   static Tokenizer gpt2(int64_t num_merges = 50000);
-  /// Reads a tokenizer.json (byte-level BPE) as Hugging Face's `tokenizers` writes it.
+  /// Reads a tokenizer.json (byte-level BPE) as Hugging Face's `tokenizers` writes it. Throws Error naming the file and the
+  /// key for what is damaged and for what would encode otherwise here than there (normalizers, other models, …).
   static Tokenizer load(const std::filesystem::path& tokenizer_json);
-  /// Writes a tokenizer.json that the `tokenizers` library reads and that encodes the same.
+  /// Writes a tokenizer.json that the `tokenizers` library reads and that encodes the same; a loaded one as it was read.
   void save(const std::filesystem::path& tokenizer_json) const;
 
   ~Tokenizer();
@@ -27,7 +32,11 @@ class Tokenizer {
 
   /// Any bytes, valid UTF-8 or not; special tokens in the text are text unless `allow_special`. Thread-safe.
   std::vector<int32_t> encode(std::string_view text, bool allow_special = false) const;
-  /// The bytes of the ids (special tokens give nothing); decode(encode(s)) == s for every byte string.
+  /// The same ids in pieces of some thousands, so that the ids of a long text need not fit in memory.
+  void encode(std::string_view text, const std::function<void(std::span<const int32_t> ids)>& sink,
+              bool allow_special = false) const;
+  /// The bytes of the ids (special tokens give nothing); decode(encode(s)) == s for every byte string. Throws Error for
+  /// an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids) const;
   /// The bytes of one id.
   std::string_view bytes_of(int32_t id) const;

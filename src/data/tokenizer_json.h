@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/bpe.h"
+
+namespace fox::data {
+
+/// A token beside the merges.
+struct AddedToken {
+  int32_t id;
+  std::string content;
+  bool special;  ///< text unless asked for; a token that is not special is always recognised
+};
+
+/// Everything that decides an encoding.
+struct TokenizerSpec {
+  std::vector<std::string> tokens;  ///< the bytes of each id; empty for added tokens and for ids that stand for nothing
+  std::vector<Merge> merges;        ///< best first
+  std::vector<AddedToken> added;    ///< by id
+  std::vector<std::string> patterns;
+  bool ignore_merges = false;  ///< a word that is a token is that token, whatever the merges say
+  int32_t end_of_text = -1;
+};
+
+/// Reads Hugging Face's tokenizer.json. What would encode otherwise here than there (normalizers, other models, …) is
+/// refused. Throws Error naming `source` and the key.
+TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& source);
+
+/// The inverse.
+std::string to_tokenizer_json(const TokenizerSpec& spec);
+
+}  // namespace fox::data
