@@ -32,8 +32,10 @@ struct PerTokenLossOptions {
   /// A window starts every `stride` tokens. When stride < length (which it must then divide), positions are *paired*:
   /// only tokens that are seen in every position bin count, so that each bin averages the same tokens.
   int64_t stride = 0;
-  int64_t max_tokens = 0;   ///< held-out tokens a position bin averages, at most (0: all)
-  bool first_word = false;  ///< also measure accuracy on tokens of the first word of a line (first_word_tokens)
+  /// Held-out tokens that count, at most (0: all). Paired: some runs of tokens, spread evenly over the store. Else: the
+  /// first windows.
+  int64_t max_tokens = 0;
+  bool first_word = false;  ///< also tell tokens of the first word of a line (first_word_tokens) from all others
   std::optional<int64_t> train_context;  ///< bins are compared with the one that ends here
   bool progress = true;                  ///< progress bar on standard error
 };
@@ -45,6 +47,8 @@ struct PositionBin {
   double loss_error = 0;  ///< standard error of `loss` over units (PerTokenLoss::units)
   double accuracy = 0;    ///< share of tokens that have the largest logit
   std::optional<double> first_word_accuracy;
+  std::optional<double> first_word_loss;   ///< nats a token, of tokens of first words
+  std::optional<double> other_loss;        ///< and of all others
   std::optional<double> difference;        ///< loss minus that of the bin that ends at the training length
   std::optional<double> difference_error;  ///< its standard error: differences are taken unit by unit
 };
@@ -61,7 +65,7 @@ struct PerTokenLoss {
   std::vector<int64_t> count;      ///< tokens that L(i) averages
   std::vector<double> smoothed;    ///< centred moving average of L(i) over 101 positions, shortened at both ends
   std::vector<double> perplexity;  ///< P(l) = exp(mean of L(i) over i < l), entry l - 1
-  std::vector<PositionBin> bins;   ///< 0-32, 32-64, 64-128, … to length; paired: 0-stride, stride-2·stride, …
+  std::vector<PositionBin> bins;   ///< position_bins()
   double accuracy = 0;
   std::optional<double> first_word_accuracy;
 };
@@ -72,8 +76,14 @@ PerTokenLoss per_token_loss(model::LanguageModel& model, const data::TokenStore&
                             const data::Tokenizer& tokenizer, const PerTokenLossOptions& options);
 
 /// 1 for each token between a line start and the first token that begins with a space, else 0. In a text whose lines
-/// start with labels, such as the verses of a Bible, these are the labels. ids[0] is taken to start a line.
-std::vector<uint8_t> first_word_tokens(std::span<const int32_t> ids, const data::Tokenizer& tokenizer);
+/// start with labels, such as the verses of a Bible, these are the labels. `starts_line`: ids[0] starts a line;
+/// otherwise nothing counts before the first line break.
+std::vector<uint8_t> first_word_tokens(std::span<const int32_t> ids, const data::Tokenizer& tokenizer,
+                                       bool starts_line = true);
+
+/// Boundaries of position bins: 0, w, 2w, 4w, … to `length`, where w is the stride of paired windows, else 32. From the
+/// training length on (which is a boundary if w divides it) bins are one training length wide, if that makes at most 8.
+std::vector<int64_t> position_bins(int64_t length, int64_t first_width, std::optional<int64_t> train_context);
 
 /// Centred moving average of `window` (odd) values, shortened at both ends.
 std::vector<double> moving_average(std::span<const double> values, int64_t window);

@@ -1,0 +1,88 @@
+#include "eval/held_out_text.h"
+
+#include <fmt/format.h>
+#include <stdlib.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/files.h"
+
+namespace fox::eval {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path make_temporary_folder() {
+  std::string name = (fs::temp_directory_path() / "fox-tokens-XXXXXX").string();
+  if (mkdtemp(name.data()) == nullptr) {
+    throw Error(fmt::format("cannot make a folder in {}", fs::temp_directory_path().string()),
+                "set TMPDIR to a folder that can be written");
+  }
+  return name;
+}
+
+bool is_token_store(const fs::path& dir) { return fs::is_directory(dir) && fs::exists(dir / ".zgroup"); }
+
+/// Where `fox train` keeps the tokens of the run's held-out text.
+fs::path store_of_run(const infer::ModelLocation& location) {
+  if (!location.run_dir) {
+    throw Error(fmt::format("{} belongs to no run, so there is no held-out text to read", location.dir.string()),
+                "name the text with --data");
+  }
+  const nlohmann::json run = location.run_json();
+  const std::string cache = run.value("/config/data/cache"_json_pointer, "");
+  const fs::path dir = (cache.empty() ? *location.run_dir / "tokens" : fs::path(cache)) / "valid";
+  if (!is_token_store(dir)) {
+    throw Error(fmt::format("the run {} has no held-out text: {} is missing", location.run_dir->string(), dir.string()),
+                "set [data] valid or valid_fraction in the run file, or name the text with --data");
+  }
+  return dir;
+}
+
+}  // namespace
+
+HeldOutText::HeldOutText(const infer::LoadedModel& loaded, const std::vector<fs::path>& sources) {
+  const data::Tokenizer& tokenizer = loaded.tokenizer;
+  fs::path dir;
+  if (sources.empty()) dir = store_of_run(loaded.location);
+  if (sources.size() == 1 && is_token_store(sources[0])) dir = sources[0];
+  if (!dir.empty()) {
+    store_ = std::make_unique<data::TokenStore>(data::TokenStore::open(dir));
+    sources_ = {dir.string()};
+    if (store_->tokenizer_fingerprint() != tokenizer.fingerprint()) {
+      throw Error(fmt::format("{} was made with another tokenizer than the model's", dir.string()),
+                  "name the text itself with --data");
+    }
+    return;
+  }
+  for (const fs::path& source : sources) {
+    if (!fs::exists(source)) {
+      throw Error(fmt::format("there is no {}", source.string()), "--data takes text files and folders");
+    }
+    sources_.push_back(source.string());
+  }
+  temporary_ = make_temporary_folder();
+  try {
+    store_ = std::make_unique<data::TokenStore>(data::build_token_store(sources, tokenizer, temporary_ / "tokens"));
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(temporary_, ignored);
+    throw;
+  }
+}
+
+HeldOutText::~HeldOutText() {
+  store_.reset();
+  std::error_code ignored;
+  if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+}
+
+std::string HeldOutText::fingerprint() const {
+  std::vector<int32_t> ids(std::min<int64_t>(store_->num_tokens(), 1 << 20));
+  store_->read(0, ids);
+  const std::string_view bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int32_t));
+  return fmt::format("{}-{}", bytes_checksum(bytes).substr(0, 16), store_->num_tokens());
+}
+
+}  // namespace fox::eval
