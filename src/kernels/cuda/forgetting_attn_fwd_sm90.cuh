@@ -1,0 +1,575 @@
+#pragma once
+
+// Forward pass of forgetting attention on SM90 (Hopper): TMA, WGMMA, warp specialisation, a persistent scheduler.
+//
+// Warpgroup 0 is the producer: one thread takes tiles from a counter and fills rings of K, V and bias stages. The other
+// warpgroups each own 64 query rows of the tile and go over its key blocks from right to left. In each step a warpgroup
+// issues S_n = Q K_n^T and O += P_{n+1} V_{n+1} together and computes the softmax of S_n while the second runs; a ring of
+// named barriers lets one warpgroup at a time issue, so one's softmax overlaps another's products.
+//
+// The bias: with cref the prefix of the block that holds the warpgroup's first row, logits in log2 units relative to the
+// row are t_ij = s_ij * scale * log2e - r_j + (cref - block_j). The rest of D_ij depends on i alone and cancels in the
+// softmax; it only enters lse. The maximum kept may lag the true one by kMaxLag, which nearly never lets O be rescaled.
+
+#include <type_traits>
+
+#include "kernels/cuda/forgetting_attn_prefix.h"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/tiles.h"
+#include "kernels/cuda/wgmma.cuh"
+
+namespace fox::cuda {
+
+struct ForwardArgs {
+  CUtensorMap q, k, v, o;
+  ForgettingAttnPrefix prefix;
+  const int64_t* seq_start;
+  float* lse;
+  float scale_log2;
+  int32_t heads, group, query_len, key_len;
+  int32_t tiles_m, total_heads, total_tiles, section;  // `section` heads are worked on side by side
+};
+
+template <typename T_, int kD_, bool kGate_>
+struct ForwardTraits : ForwardTile<kD_> {
+  using T = T_;
+  using Tile = ForwardTile<kD_>;
+  static constexpr bool kGate = kGate_;
+  static constexpr int kD = kD_;
+  static constexpr int kBlockM = 64 * Tile::kWarpgroups;
+  static constexpr int kThreads = 128 * (Tile::kWarpgroups + 1);
+  static constexpr int kPanels = (kD + 63) / 64;
+  static constexpr int kQueryPanelBytes = kBlockM * 128, kKeyPanelBytes = Tile::kBlockN * 128;
+  static constexpr int kQueryBytes = kPanels * kQueryPanelBytes, kKeyBytes = kPanels * kKeyPanelBytes;
+  static constexpr int kBiasStages = Tile::kStages + 1;
+  static constexpr int kProducerRegisters = Tile::kWarpgroups == 3 ? 32 : 24;
+  static constexpr int kConsumerRegisters = Tile::kWarpgroups == 3 ? 160 : 240;
+};
+
+/// The same value in every lane: tells the compiler that branches on it do not diverge, without which it would
+/// serialise the WGMMAs behind them.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
+
+struct TileInfo {
+  int m, head, batch, n_min;  // m < 0: no more work
+};
+
+__device__ __forceinline__ TileInfo uniform(const TileInfo& t) {
+  return {uniform(t.m), uniform(t.head), uniform(t.batch), uniform(t.n_min)};
+}
+
+template <typename Tr>
+struct ForwardSmem {
+  char q[Tr::kQueryStages][Tr::kQueryBytes];
+  char k[Tr::kStages][Tr::kKeyBytes];
+  char v[Tr::kStages][Tr::kKeyBytes];
+  // Read by softmax n after K_n is released: one slot more than K stages. Refilling K of block n + kStages + 1 waits for
+  // S_{n+1} of every warp, which comes after its softmax n.
+  float r[Tr::kBiasStages][Tr::kBlockN];
+  float4 block[Tr::kBiasStages];  // the prefix pairs of two 64-key blocks
+  TileInfo tile[2];
+  uint64_t q_full[Tr::kQueryStages], q_empty[Tr::kQueryStages], k_full[Tr::kStages], k_empty[Tr::kStages],
+      v_full[Tr::kStages], v_empty[Tr::kStages], tile_full[2], tile_empty[2];
+};
+
+/// One past the last key tile that rows up to position `last` see; at least one tile is always worked on.
+template <int kBlockN>
+__device__ __forceinline__ int tiles_up_to(int last, int key_len) {
+  return max(0, min(last, key_len - 1)) / kBlockN + 1;
+}
+
+// ------------------------------------------------------------------------------------------------------- producer
+
+template <typename Tr>
+struct ForwardProducer {
+  const ForwardArgs& a;
+  ForwardSmem<Tr>& smem;
+  ptx::Ring<Tr::kQueryStages> q;
+  ptx::Ring<Tr::kStages> k, v;
+  ptx::Ring<Tr::kBiasStages> bias;
+  ptx::Ring<2> tile;
+
+  __device__ __forceinline__ TileInfo decode(int index) const {
+    if (index >= a.total_tiles) return {-1, 0, 0, 0};
+    const int first = index / (a.section * a.tiles_m) * a.section;  // heads before this section
+    const int width = min(a.section, a.total_heads - first);
+    const int rest = index - first * a.tiles_m;
+    const int position = first + rest % width;
+    const int row = a.prefix.head_order ? a.prefix.head_order[position] : position;
+    const int m = a.tiles_m - 1 - rest / width;  // longest first
+    const int begin = a.prefix.key_begin[int64_t(row) * a.prefix.query_blocks + m * Tr::kWarpgroups];
+    return {m, row % a.heads, row / a.heads, begin * kBiasBlock / Tr::kBlockN};
+  }
+
+  __device__ __forceinline__ void load_key(const TileInfo& t, int n) {
+    ptx::mbarrier_wait(&smem.k_empty[k.slot], k.parity ^ 1);
+    uint64_t* bar = &smem.k_full[k.slot];
+    constexpr int kBiasBytes = Tr::kGate ? Tr::kBlockN * 4 + 16 : 0;
+    ptx::mbarrier_arrive_expect_tx(bar, Tr::kKeyBytes + kBiasBytes);
+#pragma unroll
+    for (int panel = 0; panel < Tr::kPanels; ++panel)
+      ptx::tma_load_4d(smem.k[k.slot] + panel * Tr::kKeyPanelBytes, &a.k, bar, panel * 64, n * Tr::kBlockN,
+                       t.head / a.group, t.batch, ptx::kEvictLast);
+    if constexpr (Tr::kGate) {
+      const int64_t block = (int64_t(t.batch) * a.heads + t.head) * a.prefix.key_blocks + n * (Tr::kBlockN / kBiasBlock);
+      ptx::bulk_load(smem.r[bias.slot], a.prefix.r + block * kBiasBlock, Tr::kBlockN * 4, bar);
+      ptx::bulk_load(&smem.block[bias.slot], a.prefix.block + (block & ~int64_t{1}), 16, bar);
+      bias.advance();
+    }
+    k.advance();
+  }
+
+  __device__ __forceinline__ void load_value(const TileInfo& t, int n) {
+    ptx::mbarrier_wait(&smem.v_empty[v.slot], v.parity ^ 1);
+    uint64_t* bar = &smem.v_full[v.slot];
+    ptx::mbarrier_arrive_expect_tx(bar, Tr::kKeyBytes);
+#pragma unroll
+    for (int panel = 0; panel < Tr::kPanels; ++panel)
+      ptx::tma_load_4d(smem.v[v.slot] + panel * Tr::kKeyPanelBytes, &a.v, bar, panel * 64, n * Tr::kBlockN,
+                       t.head / a.group, t.batch, ptx::kEvictLast);
+    v.advance();
+  }
+
+  __device__ __forceinline__ void load_query(const TileInfo& t) {
+    ptx::mbarrier_wait(&smem.q_empty[q.slot], q.parity ^ 1);
+    uint64_t* bar = &smem.q_full[q.slot];
+    ptx::mbarrier_arrive_expect_tx(bar, Tr::kQueryBytes);
+#pragma unroll
+    for (int panel = 0; panel < Tr::kPanels; ++panel)
+      ptx::tma_load_4d(smem.q[q.slot] + panel * Tr::kQueryPanelBytes, &a.q, bar, panel * 64, t.m * Tr::kBlockM, t.head,
+                       t.batch, ptx::kEvictFirst);
+    q.advance();
+  }
+
+  __device__ __forceinline__ void run() {
+    TileInfo t = decode(blockIdx.x);
+    while (true) {
+      ptx::mbarrier_wait(&smem.tile_empty[tile.slot], tile.parity ^ 1);
+      smem.tile[tile.slot] = t;
+      ptx::mbarrier_arrive(&smem.tile_full[tile.slot]);
+      tile.advance();
+      if (t.m < 0) return;
+      const int next = gridDim.x + atomicAdd(a.prefix.counters, 1);
+      const int last = min((t.m + 1) * Tr::kBlockM, a.query_len) - 1 + a.key_len - a.query_len;
+      int n = tiles_up_to<Tr::kBlockN>(last, a.key_len) - 1;
+      load_query(t);
+      load_key(t, n);
+#pragma unroll 1
+      for (; n > t.n_min; --n) {
+        load_key(t, n - 1);
+        load_value(t, n);
+      }
+      load_value(t, n);
+      t = decode(next);
+    }
+  }
+};
+
+// ------------------------------------------------------------------------------------------------------- consumer
+
+template <typename Tr>
+struct ForwardConsumer {
+  using T = typename Tr::T;
+  static constexpr int kN = Tr::kBlockN, kD = Tr::kD, kWarpgroups = Tr::kWarpgroups;
+  static constexpr int kHalves = kN / kBiasBlock;
+  static constexpr float kMaxLag = 8.f;  // weights stay below 2^8, harmless in bf16 and fp16
+  static constexpr int kTurnBarrier = 1, kGroupBarrier = 1 + kWarpgroups;
+
+  const ForwardArgs& a;
+  ForwardSmem<Tr>& smem;
+  const int group, warp, lane;  // warpgroup, warp in it, lane
+  ptx::Ring<Tr::kQueryStages> q;
+  ptx::Ring<Tr::kStages> k, v;
+  ptx::Ring<Tr::kBiasStages> bias;
+  ptx::Ring<2> tile;
+
+  // Per tile
+  float2 cref;
+  int row0, position0;     // this warpgroup's first query row and its position
+  int lower[2];            // of this thread's two rows
+  float row_max[2], row_sum[2];
+
+  __device__ __forceinline__ void wait_turn() { ptx::named_barrier_sync(kTurnBarrier + group, 256); }
+  __device__ __forceinline__ void pass_turn() {
+    ptx::named_barrier_arrive(kTurnBarrier + (group + 1 == kWarpgroups ? 0 : group + 1), 256);
+  }
+  __device__ __forceinline__ void release(uint64_t* bar) {
+    if (lane == 0) ptx::mbarrier_arrive(bar);
+  }
+  __device__ __forceinline__ int own_row() const { return warp * 16 + lane / 4; }
+
+  __device__ __forceinline__ void issue_scores(float (&s)[kN / 2]) {
+    const uint32_t q_base = ptx::smem_u32(smem.q[q.slot]) + group * 64 * 128;
+    const uint32_t k_base = ptx::smem_u32(smem.k[k.slot]);
+#pragma unroll
+    for (int step = 0; step < kD / 16; ++step) {
+      const uint64_t qd = ptx::descriptor_k_major(q_base + step / 4 * Tr::kQueryPanelBytes + step % 4 * 32);
+      const uint64_t kd = ptx::descriptor_k_major(k_base + step / 4 * Tr::kKeyPanelBytes + step % 4 * 32);
+      ptx::Wgmma<T, kN>::ss(s, qd, kd, step != 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void issue_values(float (&o)[kD / 2], const uint32_t (&p)[kN / 4]) {
+    const uint32_t v_base = ptx::smem_u32(smem.v[v.slot]);
+#pragma unroll
+    for (int step = 0; step < kN / 16; ++step) {
+      const uint64_t vd = ptx::descriptor_mn_major(v_base + step * 2048, Tr::kKeyPanelBytes);
+      ptx::Wgmma<T, kD>::template rs<1>(o, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], vd, true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  /// -inf where this thread's rows must not look. Element e of s: row e / 2 % 2, column 8 (e / 4) + 2 (lane % 4) + e % 2.
+  __device__ __forceinline__ void mask(float (&s)[kN / 2], int n) {
+    const int column0 = n * kN + lane % 4 * 2;
+#pragma unroll
+    for (int e = 0; e < kN / 2; ++e) {
+      const int column = column0 + e / 4 * 8 + e % 2, row = e / 2 % 2;
+      if (column > position0 + own_row() + 8 * row || column < lower[row]) s[e] = -INFINITY;
+    }
+  }
+
+  /// Turns scores into weights relative to row_max, which it moves only when a row outgrows it by kMaxLag. Returns
+  /// whether this warp must scale O by `alpha`.
+  template <bool kMasked>
+  __device__ __forceinline__ bool softmax(float (&s)[kN / 2], float (&alpha)[2], int n) {
+    float top[2] = {-INFINITY, -INFINITY}, shift[kHalves];
+    add_bias_and_maximum<kMasked>(s, top, shift, n);
+    bool grows = false;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      top[row] = fmaxf(top[row], __shfl_xor_sync(0xffffffff, top[row], 1));
+      top[row] = fmaxf(top[row], __shfl_xor_sync(0xffffffff, top[row], 2));
+      if constexpr (!Tr::kGate) top[row] *= a.scale_log2;
+      grows |= top[row] > row_max[row] + kMaxLag;
+    }
+    grows = __any_sync(0xffffffff, grows);
+    if (grows) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const float higher = fmaxf(row_max[row], top[row]);
+        alpha[row] = row_max[row] == -INFINITY ? 0.f : ptx::ex2(row_max[row] - higher);
+        row_max[row] = higher;
+        row_sum[row] *= alpha[row];
+      }
+    }
+    exponentiate<kMasked>(s, shift);
+    return grows;
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void add_bias_and_maximum(float (&s)[kN / 2], float (&top)[2], float (&shift)[kHalves],
+                                                       int n) {
+    if constexpr (Tr::kGate) {
+      const float* r = smem.r[bias.slot] + lane % 4 * 4;
+      const float4 pairs = ptx::lds128(&smem.block[bias.slot].x);
+      const float2 even = {pairs.x, pairs.y}, odd = {pairs.z, pairs.w};
+      if constexpr (kHalves == 2) {
+        shift[0] = pair_difference(cref, even);
+        shift[1] = pair_difference(cref, odd);
+      } else {
+        shift[0] = pair_difference(cref, n % 2 ? odd : even);
+      }
+#pragma unroll
+      for (int i = 0; i < kN / 16; ++i) {
+        const float4 rj = ptx::lds128(r + i * 16);
+        const float columns[4] = {rj.x, rj.y, rj.z, rj.w};
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          s[8 * i + e] = fmaf(s[8 * i + e], a.scale_log2, -columns[e / 4 * 2 + e % 2]);
+      }
+    }
+    if constexpr (kMasked) mask(s, n);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      float here[2] = {s[half * 32], s[half * 32 + 2]};
+#pragma unroll
+      for (int e = 0; e < 32; ++e) here[e / 2 % 2] = fmaxf(here[e / 2 % 2], s[half * 32 + e]);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) top[row] = fmaxf(top[row], Tr::kGate ? here[row] + shift[half] : here[row]);
+    }
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void exponentiate(float (&s)[kN / 2], const float (&shift)[kHalves]) {
+    float base[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) base[row] = kMasked && row_max[row] == -INFINITY ? 0.f : row_max[row];
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const float add[2] = {Tr::kGate ? shift[half] - base[0] : -base[0], Tr::kGate ? shift[half] - base[1] : -base[1]};
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int e = half * 32 + i;
+        s[e] = ptx::ex2(Tr::kGate ? s[e] + add[e / 2 % 2] : fmaf(s[e], a.scale_log2, add[e / 2 % 2]));
+        row_sum[e / 2 % 2] += s[e];
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void pack(const float (&s)[kN / 2], uint32_t (&p)[kN / 4]) {
+#pragma unroll
+    for (int i = 0; i < kN / 4; ++i) p[i] = ptx::pack2<T>(s[2 * i], s[2 * i + 1]);
+  }
+
+  /// A block of the tile that this warpgroup's rows do not need: keep step with the others.
+  __device__ __forceinline__ void skip_block() {
+    ptx::mbarrier_wait(&smem.k_full[k.slot], k.parity);
+    release(&smem.k_empty[k.slot]);
+    ptx::mbarrier_wait(&smem.v_full[v.slot], v.parity);
+    release(&smem.v_empty[v.slot]);
+    k.advance(), v.advance(), bias.advance();
+    wait_turn(), pass_turn();
+  }
+
+  __device__ __forceinline__ void first_block(uint32_t (&p)[kN / 4], int n) {
+    float s[kN / 2], alpha[2];
+    ptx::mbarrier_wait(&smem.k_full[k.slot], k.parity);
+    ptx::wgmma_fence();
+    issue_scores(s);
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(s);
+    release(&smem.k_empty[k.slot]);
+    softmax<true>(s, alpha, n);
+    pack(s, p);
+    k.advance(), bias.advance();
+  }
+
+  /// Scores and softmax of block n, values of block n + 1.
+  template <bool kMasked>
+  __device__ __forceinline__ void step(float (&o)[kD / 2], uint32_t (&p)[kN / 4], int n) {
+    float s[kN / 2], alpha[2];
+    ptx::mbarrier_wait(&smem.k_full[k.slot], k.parity);
+    wait_turn();
+    ptx::fence_registers(o);
+    ptx::fence_registers(p);
+    ptx::wgmma_fence();
+    issue_scores(s);
+    ptx::mbarrier_wait(&smem.v_full[v.slot], v.parity);
+    ptx::wgmma_fence();
+    issue_values(o, p);
+    pass_turn();
+    ptx::wgmma_wait<1>();
+    ptx::fence_registers(s);
+    release(&smem.k_empty[k.slot]);
+    const bool rescale = softmax<kMasked>(s, alpha, n);
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(o);
+    ptx::fence_registers(p);
+    release(&smem.v_empty[v.slot]);
+    pack(s, p);
+    if (rescale) {
+#pragma unroll
+      for (int e = 0; e < kD / 2; ++e) o[e] *= alpha[e / 2 % 2];
+    }
+    k.advance(), v.advance(), bias.advance();
+  }
+
+  __device__ __forceinline__ void last_values(float (&o)[kD / 2], uint32_t (&p)[kN / 4], int padding_rows) {
+    ptx::mbarrier_wait(&smem.v_full[v.slot], v.parity);
+    if (padding_rows > 0) clear_padding(min(padding_rows, kN));
+    ptx::fence_registers(o);
+    ptx::fence_registers(p);
+    ptx::wgmma_fence();
+    issue_values(o, p);
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(o);
+    release(&smem.v_empty[v.slot]);
+    v.advance();
+  }
+
+  /// Left padding may hold NaN, and 0 * NaN is NaN. Every warpgroup writes the same zeros.
+  __device__ __forceinline__ void clear_padding(int rows) {
+    for (int i = warp * 32 + lane; i < rows * 8 * Tr::kPanels; i += 128) {
+      const int row = i / (8 * Tr::kPanels), panel = i / 8 % Tr::kPanels;
+      *reinterpret_cast<uint4*>(smem.v[v.slot] + panel * Tr::kKeyPanelBytes + row * 128 + i % 8 * 16) = uint4{};
+    }
+    ptx::fence_proxy_async();
+    ptx::named_barrier_sync(kGroupBarrier + group, 128);
+  }
+
+  __device__ __forceinline__ void store(float (&o)[kD / 2], const TileInfo& t) {
+    float inverse[2];
+    const int64_t head_row = int64_t(t.batch) * a.heads + t.head;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float sum = row_sum[row];
+      sum += __shfl_xor_sync(0xffffffff, sum, 1);
+      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      inverse[row] = sum > 0 ? 1.f / sum : 0.f;
+      const int i = row0 + own_row() + 8 * row;
+      if (lane % 4 == 0 && i < a.query_len) {
+        float lse = row_max[row] + ptx::lg2(sum);
+        if (Tr::kGate && sum > 0) {
+          const int position = position0 + own_row() + 8 * row;
+          const int64_t block = head_row * a.prefix.key_blocks + position / kBiasBlock;
+          lse += pair_difference(a.prefix.block[block], cref) +
+                 a.prefix.r[block * kBiasBlock + bias_slot(position % kBiasBlock)];
+        }
+        a.lse[head_row * a.query_len + i] = sum > 0 ? lse * 0.69314718f : -INFINITY;
+      }
+    }
+    ptx::named_barrier_sync(kGroupBarrier + group, 128);  // all four warps are done with Q, whose place O takes
+    const uint32_t base = ptx::smem_u32(smem.q[q.slot]) + group * 64 * 128;
+    // An x4 store covers 16 rows by 16 columns: matrices (rows, columns) (0, 0), (8, 0), (0, 8), (8, 8).
+    const uint32_t target_row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int i = 0; i < kD / 16; ++i) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        const float scale = inverse[part % 2];
+        const int e = 8 * i + part / 2 * 4 + part % 2 * 2;
+        // A row that sees nothing is 0, whatever its weights of 0 met in V.
+        packed[part] = scale == 0 ? 0u : ptx::pack2<T>(o[e] * scale, o[e + 1] * scale);
+      }
+      const uint32_t chunk = i % 4 * 2 + lane / 16;
+      ptx::stmatrix_x4(base + i / 4 * Tr::kQueryPanelBytes + ptx::swizzle128(target_row, chunk), packed[0], packed[1],
+                       packed[2], packed[3]);
+    }
+    ptx::fence_proxy_async();
+    ptx::named_barrier_sync(kGroupBarrier + group, 128);
+    if (warp == 0 && lane == 0) {
+      if (row0 < a.query_len) {
+#pragma unroll
+        for (int panel = 0; panel < Tr::kPanels; ++panel)
+          ptx::tma_store_4d(&a.o, smem.q[q.slot] + panel * Tr::kQueryPanelBytes + group * 64 * 128, panel * 64, row0,
+                            t.head, t.batch);
+        ptx::bulk_commit();
+        ptx::bulk_wait_read<0>();
+      }
+      ptx::mbarrier_arrive(&smem.q_empty[q.slot]);
+    }
+    q.advance();
+  }
+
+  __device__ __forceinline__ void work(const TileInfo& t) {
+    const int offset = a.key_len - a.query_len;
+    const int64_t head_row = int64_t(t.batch) * a.heads + t.head;
+    row0 = t.m * Tr::kBlockM + group * 64;
+    position0 = row0 + offset;
+    const int last_row = min(row0 + 63, a.query_len - 1);
+    const int n_max = tiles_up_to<kN>(min((t.m + 1) * Tr::kBlockM, a.query_len) - 1 + offset, a.key_len);
+    int n_end = min(n_max, tiles_up_to<kN>(position0 + 63, a.key_len)), n_begin = n_end - 1, n_left = 0;
+    int n_right = max(0, position0 + 1) / kN;  // from here on some row must not see all keys
+    lower[0] = lower[1] = 0;
+    if (row0 < a.query_len) {
+      n_begin = uniform(a.prefix.key_begin[head_row * a.prefix.query_blocks + row0 / 64]) * kBiasBlock / kN;
+      if (a.prefix.lower) {
+        const int32_t* of_row = a.prefix.lower + int64_t(t.batch) * a.query_len;
+        lower[0] = of_row[min(row0 + own_row(), last_row)];
+        lower[1] = of_row[min(row0 + own_row() + 8, last_row)];
+        n_left = (uniform(of_row[last_row]) + kN - 1) / kN;
+      }
+    }
+    if constexpr (Tr::kGate)
+      cref = a.prefix.block[head_row * a.prefix.key_blocks + min(max(0, position0), a.key_len - 1) / kBiasBlock];
+    row_max[0] = row_max[1] = -INFINITY;
+    row_sum[0] = row_sum[1] = 0;
+    float o[kD / 2];
+#pragma unroll
+    for (int e = 0; e < kD / 2; ++e) o[e] = 0;
+    uint32_t p[kN / 4];
+
+    ptx::mbarrier_wait(&smem.q_full[q.slot], q.parity);
+    int n = n_max - 1;
+#pragma unroll 1
+    for (; n >= n_end; --n) skip_block();
+    first_block(p, n);
+    for (--n; n >= max(n_right, n_begin); --n) step<true>(o, p, n);
+    for (; n >= max(n_left, n_begin); --n) step<false>(o, p, n);
+    for (; n >= n_begin; --n) step<true>(o, p, n);
+    last_values(o, p, a.seq_start ? uniform(int(a.seq_start[t.batch])) - n_begin * kN : 0);
+#pragma unroll 1
+    for (; n >= t.n_min; --n) skip_block();
+    store(o, t);
+  }
+
+  __device__ __forceinline__ void run() {
+    if (group == kWarpgroups - 1) pass_turn();  // warpgroup 0 begins
+    while (true) {
+      ptx::mbarrier_wait(&smem.tile_full[tile.slot], tile.parity);
+      const TileInfo t = uniform(smem.tile[tile.slot]);
+      release(&smem.tile_empty[tile.slot]);
+      tile.advance();
+      if (t.m < 0) break;
+      work(t);
+    }
+    // The ring hands the turn on once more than it is taken: the first warpgroup collects it.
+    if (group == 0) wait_turn();
+  }
+};
+
+template <typename Tr>
+__global__ void __launch_bounds__(Tr::kThreads, 1) forgetting_attn_forward_kernel(
+    const __grid_constant__ ForwardArgs a) {
+  extern __shared__ char raw[];
+  auto& smem = *reinterpret_cast<ForwardSmem<Tr>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
+  if (threadIdx.x == 0) {
+    constexpr int kWarps = 4 * Tr::kWarpgroups;
+    for (int i = 0; i < Tr::kQueryStages; ++i)
+      ptx::mbarrier_init(&smem.q_full[i], 1), ptx::mbarrier_init(&smem.q_empty[i], Tr::kWarpgroups);
+    for (int i = 0; i < Tr::kStages; ++i) {
+      ptx::mbarrier_init(&smem.k_full[i], 1), ptx::mbarrier_init(&smem.k_empty[i], kWarps);
+      ptx::mbarrier_init(&smem.v_full[i], 1), ptx::mbarrier_init(&smem.v_empty[i], kWarps);
+    }
+    for (int i = 0; i < 2; ++i) ptx::mbarrier_init(&smem.tile_full[i], 1), ptx::mbarrier_init(&smem.tile_empty[i], kWarps);
+    ptx::fence_barrier_init();
+  }
+  __syncthreads();
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<Tr::kProducerRegisters>();
+    if (threadIdx.x == 0) ForwardProducer<Tr>{a, smem}.run();
+  } else {
+    ptx::setmaxnreg_inc<Tr::kConsumerRegisters>();
+    ForwardConsumer<Tr>{a, smem, warpgroup - 1, int(threadIdx.x / 32 % 4), int(threadIdx.x % 32)}.run();
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------- launcher
+
+template <typename Tr>
+cudaError_t launch_forward(const ForgettingAttnParams& p, const ForgettingAttnPrefix& prefix, int multiprocessors,
+                           cudaStream_t stream) {
+  ForwardArgs a{};
+  cudaError_t error = make_tensor_map(&a.q, p.q, p.dtype, p.batch, p.query_len, p.query_heads, p.head_dim, Tr::kBlockM);
+  if (!error) error = make_tensor_map(&a.k, p.k, p.dtype, p.batch, p.key_len, p.kv_heads, p.head_dim, Tr::kBlockN);
+  if (!error) error = make_tensor_map(&a.v, p.v, p.dtype, p.batch, p.key_len, p.kv_heads, p.head_dim, Tr::kBlockN);
+  if (!error) error = make_tensor_map(&a.o, p.o, p.dtype, p.batch, p.query_len, p.query_heads, p.head_dim, 64);
+  if (error) return error;
+  a.prefix = prefix;
+  a.seq_start = p.seq_start;
+  a.lse = p.lse;
+  a.scale_log2 = p.scale * float(kLog2e);
+  a.heads = p.query_heads;
+  a.group = p.query_heads / p.kv_heads;
+  a.query_len = p.query_len;
+  a.key_len = p.key_len;
+  a.tiles_m = (p.query_len + Tr::kBlockM - 1) / Tr::kBlockM;
+  a.total_heads = p.batch * p.query_heads;
+  a.total_tiles = a.tiles_m * a.total_heads;
+  const long long bytes = 4ll * p.key_len * p.head_dim;
+  const long long fitting = kL2WorkingSet / bytes * a.group;
+  a.section = int(fitting < 1 ? 1 : fitting > a.total_heads ? a.total_heads : fitting);
+
+  auto* kernel = forgetting_attn_forward_kernel<Tr>;
+  constexpr int kBytes = sizeof(ForwardSmem<Tr>) + 1024;
+  static_assert(kBytes <= 227 * 1024);
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error) return error;
+  kernel<<<min(multiprocessors, a.total_tiles), Tr::kThreads, kBytes, stream>>>(a);
+  return cudaGetLastError();
+}
+
+/// Defined for the pairs that forgetting_attn_fwd_sm90_*.cu instantiate.
+template <typename T, int kHeadDim>
+cudaError_t launch_forward_sm90(const ForgettingAttnParams& p, const ForgettingAttnPrefix& prefix, int multiprocessors,
+                                cudaStream_t stream) {
+  if (prefix.r) return launch_forward<ForwardTraits<T, kHeadDim, true>>(p, prefix, multiprocessors, stream);
+  return launch_forward<ForwardTraits<T, kHeadDim, false>>(p, prefix, multiprocessors, stream);
+}
+
+}  // namespace fox::cuda

@@ -1,0 +1,180 @@
+"""Checks the CUDA forward pass against float64 on a GPU. usage: check_forward.py [--quick] [--out FILE.json]
+
+A case passes if the error of o, largest and relative L2, is at most twice that of the naive computation in the same
+precision (plus a tiny amount), lse is within 2e-3 + 2 naive errors, and all of the poisoned output was written.
+"""
+
+import argparse
+import json
+import time
+
+import torch
+
+import fox_kernels as fk
+
+
+def gates(kind, B, T, H):
+    if kind is None:
+        return None
+    x = torch.nn.functional.logsigmoid({"weak": 6.0, "medium": 3.0, "strong": 0.0}.get(kind, 3.0)
+                                       + torch.randn(B, T, H, device="cuda"))
+    pick = torch.rand(B, T, H, device="cuda")
+    if kind == "resets":
+        x = torch.where(pick < 0.03, -torch.inf, x)
+    elif kind == "all_inf":
+        x = torch.full_like(x, -torch.inf)
+    elif kind == "all_1e4":
+        x = torch.full_like(x, -1e4)
+    elif kind == "mixed":
+        x = torch.where(pick < 0.1, -1e4, torch.where(pick < 0.2, -100.0, x))
+    elif kind == "ones":
+        x = torch.zeros_like(x)
+    return x
+
+
+def cases(quick):
+    base = dict(B=2, Tq=None, Tk=300, H=2, Hk=2, D=64, dtype="bf16", gate="medium")
+    for D in (64, 128):
+        for T in (64, 1, 63, 65, 127, 128, 129, 191, 192, 193, 257, 1000):
+            for gate in (None, "medium"):
+                yield {**base, "D": D, "Tk": T, "gate": gate}
+    if quick:
+        return
+    for D in (64, 128):
+        yield {**base, "D": D, "Tk": 4095, "B": 1}
+        yield {**base, "D": D, "Tk": 4095, "B": 1, "gate": None}
+        for gate in ("weak", "strong", "resets", "all_inf", "all_1e4", "mixed", "ones"):
+            yield {**base, "D": D, "Tk": 520, "gate": gate}
+        for Tq in (1, 17, 64, 299):
+            for gate in (None, "medium"):
+                yield {**base, "D": D, "Tq": Tq, "gate": gate}
+        yield {**base, "D": D, "Tq": 1000, "Tk": 1500}
+        for window in (1, 64, 100, 1000):
+            for gate in (None, "medium"):
+                yield {**base, "D": D, "Tk": 1300, "window": window, "gate": gate}
+        for Hk in (1, 2, 4):
+            yield {**base, "D": D, "H": 8, "Hk": Hk}
+        for layout in ("packed", "head_first", "padded"):
+            yield {**base, "D": D, "layout": layout}
+        for gate in (None, "medium"):
+            yield {**base, "D": D, "Tk": 700, "seq_start": [37, 500], "gate": gate}
+            yield {**base, "D": D, "Tk": 700, "seq_start": [0, 700], "gate": gate}
+            yield {**base, "D": D, "Tq": 100, "Tk": 700, "seq_start": [650, 3], "gate": gate}
+            yield {**base, "D": D, "B": 1, "Tk": 1000, "documents": [0, 1, 1, 300, 301, 555, 1000], "gate": gate}
+            yield {**base, "D": D, "B": 1, "Tk": 1000, "documents": [0, 640, 1000], "window": 128, "gate": gate}
+        yield {**base, "D": D, "Tk": 2000, "tolerance": -10.0, "gate": "strong"}
+        yield {**base, "D": D, "Tk": 2000, "Tq": 777, "tolerance": -10.0, "gate": "log_spaced", "H": 8}
+        yield {**base, "D": D, "Tk": 520, "scale": 1.0}
+    for D in (8, 16, 32, 40, 72, 80, 96, 104, 136, 192, 200, 256):
+        for gate in (None, "medium"):
+            yield {**base, "D": D, "gate": gate, "Tk": 450}
+    for D in (32, 64, 96, 128, 192, 256):
+        for gate in (None, "medium"):
+            yield {**base, "D": D, "gate": gate, "dtype": "fp16", "Tk": 450}
+    yield {**base, "B": 300, "H": 300, "Hk": 300, "Tk": 5, "D": 8, "gate": "medium"}  # B·H above 65,535
+
+
+def make(c):
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[c["dtype"]]
+    B, Tk, H, Hk, D = c["B"], c["Tk"], c["H"], c["Hk"], c["D"]
+    Tq = c["Tq"] or Tk
+    layout = c.get("layout")
+    if layout == "packed":
+        x = torch.randn(B, Tk, (H + 2 * Hk) * D, device="cuda", dtype=dtype)
+        q, k, v = (y.unflatten(-1, (-1, D)) for y in x.split([H * D, Hk * D, Hk * D], -1))
+    elif layout == "head_first":
+        q, k, v = (torch.randn(B, h, t, D, device="cuda", dtype=dtype).transpose(1, 2)
+                   for h, t in ((H, Tq), (Hk, Tk), (Hk, Tk)))
+    elif layout == "padded":
+        q, k, v = (torch.randn(B, t, h, D + 24, device="cuda", dtype=dtype)[..., 8:8 + D]
+                   for h, t in ((H, Tq), (Hk, Tk), (Hk, Tk)))
+    else:
+        q, k, v = (torch.randn(B, t, h, D, device="cuda", dtype=dtype) for h, t in ((H, Tq), (Hk, Tk), (Hk, Tk)))
+    f = fk.log_spaced_gates(B, Tk, H, 8, 4096) if c["gate"] == "log_spaced" else gates(c["gate"], B, Tk, H)
+    masks = {"window": c.get("window", 0)}
+    if "seq_start" in c:
+        masks["seq_start"] = torch.tensor(c["seq_start"], device="cuda")
+        for b, start in enumerate(c["seq_start"]):  # what is in padding must not matter
+            k[b, :start] = float("nan")
+            v[b, :start] = float("nan")
+            q[b, :max(0, start - (Tk - Tq))] = float("nan")
+            if f is not None:
+                f[b, :start] = float("nan")
+    if "documents" in c:
+        masks["cu_seqlens"] = torch.tensor(c["documents"], device="cuda")
+    if "scale" in c:
+        masks["scale"] = c["scale"]
+    return q, k, v, f, masks, dtype
+
+
+def brute_force_kept(q, k, f, bound, tolerance):
+    """Number of 64×64 blocks of which some pair decays by less than the threshold, for each (b, h)."""
+    B, Tk, H = f.shape
+    Tq = q.shape[1]
+    cum = f.double().clamp(min=-1e3).cumsum(1).transpose(1, 2)
+    delta = -2 * bound.double() - torch.log(torch.tensor(float(Tk))).item() + tolerance
+    d = cum[..., Tk - Tq:, None] - cum[..., None, :]
+    keep = (d >= delta[:, None, None]) & fk.logits_mask(B, Tq, Tk)
+    keep = torch.nn.functional.pad(keep, (0, -Tk % 64, 0, -Tq % 64))
+    return keep.unflatten(-1, (-1, 64)).unflatten(-3, (-1, 64)).any(-1).any(-2).sum((-1, -2))
+
+
+def check(lib, c):
+    q, k, v, f, masks, dtype = make(c)
+    prune = {}
+    if "tolerance" in c:
+        prune = dict(log_tolerance=c["tolerance"], logit_bound=fk.logit_bound(q, k))
+    call = fk.Forward(lib, q, k, v, f, **masks, **prune)
+    o, lse = call.run()
+    torch.cuda.synchronize()
+    ref, ref_lse = fk.reference(q, k, v, f, **masks)
+    naive, naive_lse = fk.reference(q, k, v, f, dtype=torch.float32, low=dtype, **masks)
+    (e, l2), (ne, nl2) = fk.errors(o, ref), fk.errors(naive.to(dtype), ref)
+    empty = ref_lse == -torch.inf
+    lse_error = (lse.double() - ref_lse)[~empty].abs().max().item() if (~empty).any() else 0.0
+    naive_lse_error = (naive_lse.double() - ref_lse)[~empty].abs().max().item() if (~empty).any() else 0.0
+    scale_atol = 1e-3 if dtype == torch.bfloat16 else 2e-4
+    ok = e <= 2 * ne + scale_atol and l2 <= 2 * nl2 + 1e-4 and lse_error <= 2 * naive_lse_error + 2e-3
+    ok = ok and not (lse[empty] != -torch.inf).any().item() and not (o.transpose(1, 2)[empty] != 0).any().item()
+    ok = ok and not torch.isnan(o).any().item() and not torch.isnan(lse).any().item()
+    result = {**c, "error": e, "naive_error": ne, "l2": l2, "naive_l2": nl2, "lse_error": lse_error}
+    if prune:
+        kept, want = call.kept_blocks(), brute_force_kept(q, k, f, prune["logit_bound"], c["tolerance"])
+        result["kept"], result["kept_right"] = kept.sum().item(), bool((kept == want).all())
+        ok = ok and result["kept_right"]
+    if c["gate"] == "ones":  # a gate that never forgets is plain attention
+        plain, _ = fk.Forward(lib, q, k, v, None, **masks).run()
+        result["to_plain"] = (o.float() - plain.float()).abs().max().item()
+        ok = ok and result["to_plain"] <= 0.02
+    result["ok"] = bool(ok)
+    return result
+
+
+def main():
+    args = argparse.ArgumentParser()
+    args.add_argument("--quick", action="store_true")
+    args.add_argument("--out")
+    args = args.parse_args()
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    lib, start = fk.load(), time.time()
+    results = []
+    for c in cases(args.quick):
+        try:
+            r = check(lib, c)
+        except RuntimeError as error:
+            r = {**c, "ok": False, "error": str(error)[:200]}
+        results.append(r)
+        if not r["ok"]:
+            print("FAIL", r, flush=True)
+            if "CUDA error" in str(r["error"]) or sum(not x["ok"] for x in results) > 12:
+                break
+    failed = sum(not r["ok"] for r in results)
+    print(f"forward: {len(results) - failed} of {len(results)} cases passed in {time.time() - start:.1f} s", flush=True)
+    if args.out:
+        json.dump(results, open(args.out, "w"), default=str, indent=0)
+    return failed != 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
