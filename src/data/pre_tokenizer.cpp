@@ -54,7 +54,7 @@ Code compile(std::string_view pattern) {
   PCRE2_SIZE at = 0;
   Code code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(), PCRE2_UTF | PCRE2_UCP, &error, &at,
                           nullptr));
-  if (!code) throw Error(fmt::format("pattern '{}': {} at character {}", pattern, pcre2_message(error), at));
+  if (!code) throw Error(fmt::format("pattern '{}': {}", pattern, pcre2_message(error)), "patterns are read as PCRE2's");
   // Where pages may not be made executable there is no JIT and the interpreter runs: slower, the same matches.
   pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);
   return code;

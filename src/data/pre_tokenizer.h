@@ -19,7 +19,7 @@ class PreTokenizer {
  public:
   using Sink = std::function<void(std::string_view word)>;
 
-  /// Throws Error for a pattern that is no regular expression, saying where.
+  /// Throws Error for a pattern that is no regular expression.
   explicit PreTokenizer(const std::vector<std::string>& patterns);
   ~PreTokenizer();
 
