@@ -82,20 +82,6 @@ std::string first_line(const HeldOutText& text, const data::Tokenizer& tokenizer
   return end == std::string::npos ? head : head.substr(0, end + 1);
 }
 
-std::string finish_name(infer::FinishReason reason) {
-  switch (reason) {
-    case infer::FinishReason::kLength:
-      return "length";
-    case infer::FinishReason::kStopString:
-      return "stop string";
-    case infer::FinishReason::kEndOfText:
-      return "end of text";
-    case infer::FinishReason::kCancelled:
-      break;
-  }
-  return "cancelled";
-}
-
 json make_samples(infer::LoadedModel& loaded, const infer::GenerateOptions& options,
                   const std::vector<std::string>& prompts) {
   json samples = json::array();
@@ -104,7 +90,7 @@ json make_samples(infer::LoadedModel& loaded, const infer::GenerateOptions& opti
     samples.push_back({{"prompt", prompt},
                        {"text", made.text},
                        {"tokens", made.ids.size()},
-                       {"finish", finish_name(made.reason)},
+                       {"finish", infer::finish_name(made.reason)},
                        {"seed", options.sampling.seed},
                        {"temperature", options.sampling.temperature}});
   }

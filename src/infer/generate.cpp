@@ -19,6 +19,20 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
+std::string finish_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kStopString:
+      return "stop string";
+    case FinishReason::kEndOfText:
+      return "end of text";
+    case FinishReason::kCancelled:
+      break;
+  }
+  return "cancelled";
+}
+
 Generation generate(model::LanguageModel& model, const data::Tokenizer& tokenizer, std::string_view prompt,
                     const GenerateOptions& options, const OnText& on_text) {
   if (options.max_tokens < 0) throw Error("max_tokens is below 0", "give the number of new tokens, 0 or more");

@@ -20,6 +20,8 @@ struct GenerateOptions {
 };
 
 enum class FinishReason { kLength, kStopString, kEndOfText, kCancelled };
+/// "length", "stop string", "end of text", "cancelled".
+std::string finish_name(FinishReason reason);
 
 struct Generation {
   std::string text;          ///< valid UTF-8, without the prompt and without a stop string

@@ -1,0 +1,16 @@
+#include "cli/shared_options.h"
+
+#include <ATen/Parallel.h>
+
+namespace fox::cli {
+
+void ComputeOptions::add_to(CLI::App& command) {
+  command.add_option("--device", device, "Where to compute: cpu, cuda, cuda:1")->capture_default_str();
+  command.add_option("--threads", threads, "CPU threads (default: all cores)")->check(CLI::PositiveNumber);
+}
+
+void ComputeOptions::apply() const {
+  if (threads > 0) at::set_num_threads(static_cast<int>(threads));
+}
+
+}  // namespace fox::cli
