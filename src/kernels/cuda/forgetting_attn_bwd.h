@@ -1,0 +1,54 @@
+#pragma once
+
+// What the kernels of the backward pass share: see forgetting_attn_bwd_sm90.cuh for the algorithm.
+
+#include <cuda.h>
+
+#include "kernels/cuda/forgetting_attn_prefix.h"
+
+namespace fox::cuda {
+
+/// Tables of per-row values are padded to whole tiles of this many rows.
+constexpr int kRowTile = 128;
+/// Floats behind the row biases of each tile: their reference, a double, and padding to 16 bytes.
+constexpr int kRowTableTail = 4;
+
+/// Arguments of all backward kernels.
+struct BackwardArgs {
+  CUtensorMap map_q, map_k, map_v, map_do;
+  FoxTensor o, d_o, d_q, d_k, d_v;
+  FoxGates log_f, d_log_f;
+  const float* lse;  // (batch, heads, query_len)
+  const int64_t* seq_start;
+  const int64_t* cu_seqlens;
+  ForgettingAttnPrefix prefix;
+  int32_t batch, heads, kv_heads, group, query_len, key_len, head_dim, window, num_documents;
+  int32_t offset;         // position of query 0: key_len - query_len
+  int32_t padded_rows;    // query_len rounded up to kRowTile
+  int32_t section_heads;  // heads that run side by side
+  int32_t deterministic;
+  float scale, sigma;     // sigma = scale·log2e
+  // Workspace, each by (batch, head) first:
+  float* row_bias;      // per tile of rows: u_i, then cref_m·log2e as a double
+  float* delta;         // (padded_rows): Σ_d o dO
+  float* dq_sum;        // (padded_rows × kHeadDim), each tile in the order of the accumulators
+  float* row_residual;  // (padded_rows / 8): Σ_j dS_ij over 8 queries
+  float* column_sum;    // (key_len): Σ_i dS_ij
+  int* dq_turn;         // per tile: key blocks added so far; NULL unless deterministic
+};
+
+/// Head sizes that have a kernel; others run padded to the next one.
+constexpr int kBackwardHeadDims[] = {64, 128};
+/// Keys of a block, and queries of a tile.
+constexpr int kBackwardKeys = 128;
+constexpr int backward_tile_rows(int head_dim) { return head_dim <= 64 ? 128 : 64; }
+
+template <typename T, int kHeadDim>
+cudaError_t launch_backward(const BackwardArgs& a, cudaStream_t stream);  // forgetting_attn_bwd_sm90_*.cu
+
+/// Before: Δ, row biases, zeroed sums. After: dQ from its sums, dlog_f. (forgetting_attn_bwd_prepost.cu)
+cudaError_t launch_backward_preprocess(const BackwardArgs& a, int dtype, int tile_rows, int padded_dim,
+                                       cudaStream_t stream);
+cudaError_t launch_backward_postprocess(const BackwardArgs& a, int dtype, int padded_dim, cudaStream_t stream);
+
+}  // namespace fox::cuda

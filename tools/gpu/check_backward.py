@@ -1,0 +1,115 @@
+"""Checks the CUDA backward pass against float64 on a GPU.
+usage: check_backward.py [--quick] [--only TEXT] [--out FILE.json]
+
+A case passes if for dq, dk, dv and dlog_f the largest and the relative L2 error are at most twice those of the naive
+computation in the same precision (plus a tiny amount), and all of the poisoned output was written. o and lse come from
+the float64 reference, rounded, so that the forward pass has no part in it; --forward takes the kernel's.
+"""
+
+import argparse
+import json
+import time
+
+import torch
+
+import check_forward
+import fox_backward as fb
+import fox_kernels as fk
+
+NAMES = ("dq", "dk", "dv", "dlog_f")
+
+
+def cases(quick):
+    for c in check_forward.cases(quick):
+        if c["B"] < 300:
+            yield c
+    if quick:
+        return
+    base = dict(B=1, Tq=None, Tk=8192, H=2, Hk=2, D=64, dtype="bf16", gate="medium")
+    for D in (64, 128):
+        for mean in (1, -1):
+            yield {**base, "D": D, "logits": mean}
+        yield {**base, "D": D, "Tk": 700, "H": 4, "Hk": 2, "deterministic": True, "B": 2}
+        yield {**base, "D": D, "Tk": 900, "Tq": 333, "deterministic": True, "B": 2, "window": 200}
+    yield {**base, "Tk": 16384, "H": 1, "Hk": 1, "logits": 1}
+
+
+def bound(reference, naive, low):
+    """Largest and relative L2 error allowed."""
+    error, l2 = fk.errors(naive, reference)
+    eps = 2.0 ** (-9 if low == torch.bfloat16 else -12)
+    return 2 * error + eps * 0.1, 2 * l2 + eps * 0.1
+
+
+def check(lib, c, use_forward):
+    q, k, v, f, masks, dtype = check_forward.make(c)
+    if "logits" in c:  # the gates of a forgetting model: what columns alone get wrong
+        f = torch.nn.functional.logsigmoid(c["logits"] + 2 * torch.randn(f.shape, device="cuda"))
+    d_o = torch.randn(q.shape, device="cuda", dtype=dtype)
+    if "seq_start" in c:
+        for b, start in enumerate(c["seq_start"]):
+            d_o[b, :max(0, start - (k.shape[1] - q.shape[1]))] = float("nan")
+    prune = dict(log_tolerance=c["tolerance"], logit_bound=fk.logit_bound(q, k)) if "tolerance" in c else {}
+    call = fb.Backward(lib, q, k, v, d_o, f, deterministic=c.get("deterministic", False), **masks, **prune)
+    o, lse, *want = fb.gradients(q, k, v, d_o, f, **masks)
+    naive = fb.gradients(q, k, v, d_o, f, dtype=torch.float32, low=dtype, **masks)[2:]
+    call.run() if use_forward else call.set_forward(o, lse)
+    got = [x.clone() if x is not None else None for x in call.run_backward()]
+    torch.cuda.synchronize()
+    result, ok = dict(c), True
+    for name, x, ref, low in zip(NAMES, got, want, naive):
+        if x is None:
+            continue
+        error, l2 = fk.errors(x, ref)
+        most, most_l2 = bound(ref, low if name == "dlog_f" else low.to(dtype), dtype)
+        result[name] = [error, most, l2, most_l2]
+        if not (error <= most and (l2 <= most_l2 or ref.abs().max() < 1e-6)):  # false for NaN
+            ok = False
+            result["bad"] = result.get("bad", "") + name + " "
+    if f is not None:
+        first = got[3][:, 0].abs().max().item()
+        if first != 0 or ("logits" in c and result["dlog_f"][2] > 1e-2):
+            ok, result["first"] = False, first
+    if c.get("deterministic"):
+        for _ in range(10):
+            if not all(torch.equal(x, y) for x, y in zip(got, call.run_backward()) if x is not None):
+                ok, result["bad"] = False, "not deterministic"
+    result["ok"] = bool(ok)
+    return result
+
+
+def main():
+    args = argparse.ArgumentParser()
+    args.add_argument("--quick", action="store_true")
+    args.add_argument("--forward", action="store_true")
+    args.add_argument("--only", default="")
+    args.add_argument("--library")
+    args.add_argument("--out")
+    args = args.parse_args()
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    lib, start, results = fk.load(args.library) if args.library else fk.load(), time.time(), []
+    for c in cases(args.quick):
+        if args.only not in str(c):
+            continue
+        try:
+            r = check(lib, c, args.forward)
+        except RuntimeError as error:
+            r = {**c, "ok": False, "error": str(error)[:200]}
+        results.append(r)
+        if not r["ok"]:
+            print("FAIL", {k: [float(f"{x:.2e}") for x in y] if k in NAMES else y for k, y in r.items()}, flush=True)
+            if "CUDA error" in r.get("error", "") or sum(not x["ok"] for x in results) > 14:
+                break
+    failed = sum(not r["ok"] for r in results)
+    print(f"backward: {len(results) - failed} of {len(results)} cases passed in {time.time() - start:.1f} s", flush=True)
+    for r in results:
+        if "logits" in r and "dlog_f" in r:
+            print("dlog_f relative L2", {k: r[k] for k in ("D", "Tk", "logits")}, f"{r['dlog_f'][2]:.2e}")
+    if args.out:
+        json.dump(results, open(args.out, "w"), default=str, indent=0)
+    return failed != 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
