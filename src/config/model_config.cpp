@@ -228,14 +228,17 @@ int64_t ModelConfig::mlp_width() const {
   return 256 * ((wanted + 255) / 256);
 }
 
+bool ModelConfig::is_built(const std::string& model_type) {
+  return std::any_of(kModelTypes.begin(), kModelTypes.end(), [&](const std::string& type) {
+    return type.substr(0, type.find('-')) == model_type.substr(0, model_type.find('-'));
+  });
+}
+
 ModelConfig ModelConfig::from_json(const nlohmann::json& json, const std::string& where) {
   KeyReader reader(json, where);
   ModelConfig config;
   reader.read("model_type", config.model_type);
-  const auto known = std::find_if(kModelTypes.begin(), kModelTypes.end(), [&](const std::string& type) {
-    return type.substr(0, type.find('-')) == config.kind();
-  });
-  if (known == kModelTypes.end()) {
+  if (!is_built(config.model_type)) {
     reader.fail("model_type", fmt::format("\"{}\" is not a model type that is built", config.model_type),
                 suggest(config.model_type, kModelTypes));
   }

@@ -58,6 +58,8 @@ struct ModelConfig {
   int64_t kv_heads() const { return num_kv_heads.value_or(num_heads); }
   int64_t mlp_width() const;
 
+  /// Whether models of this model_type can be built.
+  static bool is_built(const std::string& model_type);
   /// Reads the published keys. Throws fox::Error naming `where` and the key: unknown keys (nearest known one offered;
   /// keys that transformers itself writes, such as architectures or torch_dtype, are accepted), types, ranges, head
   /// sizes that do not divide, model types that are not known.

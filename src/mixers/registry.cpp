@@ -1,0 +1,25 @@
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "mixers/forgetting_attn.h"
+#include "mixers/mixer.h"
+
+namespace fox::mixers {
+namespace {
+
+// Attention is forgetting attention that does not forget.
+std::unique_ptr<Mixer> make_attention(ModelConfig config, int64_t layer) {
+  config.fgate_type = GateType::kNone;
+  return std::make_unique<ForgettingAttn>(config, layer);
+}
+
+}  // namespace
+
+std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer) {
+  const auto kind = config.kind();
+  if (kind == "forgetting_transformer") return std::make_unique<ForgettingAttn>(config, layer);
+  if (kind == "transformer") return make_attention(config, layer);
+  throw Error(fmt::format("model_type \"{}\" is not built", config.model_type));
+}
+
+}  // namespace fox::mixers
