@@ -6,3 +6,27 @@ if(FOX_NVCC)
 else()
   option(FOX_CUDA "Build the CUDA backend" OFF)
 endif()
+
+# fox_cuda_backend(): kernels (no torch) and the operators' CUDA sides (*_cuda.cpp) as libfox_cuda.so.
+# Defined as a macro so that the CUDA language is enabled in the caller's scope.
+macro(fox_cuda_backend)
+  set(CMAKE_CUDA_COMPILER ${FOX_NVCC})
+  set(CMAKE_CUDA_ARCHITECTURES 90a)
+  enable_language(CUDA)
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_FLAGS_RELEASE "-O3")
+  find_package(CUDAToolkit REQUIRED)
+
+  file(GLOB _kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cuda/*.cu)
+  add_library(room_kernels_cuda OBJECT ${_kernels})
+  target_include_directories(room_kernels_cuda PRIVATE ${CMAKE_SOURCE_DIR}/src)
+
+  file(GLOB _ops CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/*/*_cuda.cpp)
+  add_library(fox_cuda SHARED ${_ops} $<TARGET_OBJECTS:room_kernels_cuda>)
+  fox_compile_settings(fox_cuda OFF)
+  target_link_libraries(fox_cuda PRIVATE fox "${FOX_TORCH_DIR}/lib/libtorch_cuda.so" "${FOX_TORCH_DIR}/lib/libc10_cuda.so")
+  target_include_directories(fox_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  # The runtime that torch loads, not a second one inside this library.
+  set_target_properties(fox_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Shared LINKER_LANGUAGE CXX)
+  target_link_libraries(fox_cuda PRIVATE CUDA::cudart)
+endmacro()

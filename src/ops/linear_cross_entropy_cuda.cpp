@@ -1,0 +1,83 @@
+#include <algorithm>
+
+#include "kernels/cuda/softmax_xent.h"
+#include "ops/cuda_common.h"
+
+namespace fox::ops {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using Gradients = std::tuple<at::Tensor, at::Tensor>;
+using Forward = Results(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&, bool, bool);
+
+/// Rows of logits that exist at once: half a GiB, enough for products at full speed whatever the vocabulary.
+int64_t chunk_rows(int64_t rows, int64_t vocab, int64_t element_size) {
+  constexpr int64_t kBytes = int64_t{1} << 29;
+  return std::clamp<int64_t>(kBytes / (vocab * element_size) / 128 * 128, 128, std::max<int64_t>(rows, 128));
+}
+
+/// 1 / (number of labels that count) for each, without asking the GPU how many that is.
+at::Tensor mean_weight(const at::Tensor& labels, at::ScalarType type) {
+  const auto count = (labels != -100).sum().clamp_min(1).to(type);
+  return count.reciprocal().expand(labels.sizes()).contiguous();
+}
+
+Results forward_cuda(const at::Tensor& x, const at::Tensor& w_in, const at::Tensor& labels_in,
+                     const OptionalTensor& token_weight, bool want_dx, bool want_dw) {
+  static const auto op = find_operator<Forward>("fox::linear_cross_entropy");
+  const c10::cuda::CUDAGuard guard(x.device());
+  auto [total, loss, dx, dw] = checked_results(op, x, w_in, labels_in, token_weight, want_dx, want_dw);
+  const auto w = cast(w_in, x.scalar_type()), labels = labels_in.contiguous();
+  const auto accumulate = compute_type(x.scalar_type());
+  const auto weight = token_weight ? cast(*token_weight, accumulate).contiguous() : mean_weight(labels, accumulate);
+  const int64_t rows = x.size(0), vocab = w.size(0), chunk = chunk_rows(rows, vocab, x.element_size());
+
+  // Rows of whole 16-byte pieces keep both the products and the softmax on their fast paths for odd vocabularies.
+  const int64_t stride = (vocab + 7) / 8 * 8;
+  const auto buffer = at::empty({std::min(chunk, rows), stride}, x.options()).narrow(1, 0, vocab);
+  // Chunks are added up in float32: bf16 sums of a few chunks would lose the digits of rare words.
+  const at::Tensor dw_sum = want_dw ? at::zeros(w.sizes(), x.options().dtype(accumulate)) : at::Tensor();
+  for (int64_t begin = 0; begin < rows; begin += chunk) {
+    const int64_t n = std::min(chunk, rows - begin);
+    const auto x_chunk = x.narrow(0, begin, n);
+    auto logits = buffer.narrow(0, 0, n);
+    at::mm_out(logits, x_chunk, w.t());
+    dispatch_cuda(x.scalar_type(), [&]<class T, class A>() {
+      const cuda::SoftmaxXentParams<T, A> p{.logits = mutable_data<T>(logits),
+                                            .logits_stride = stride,
+                                            .labels = data<int64_t>(labels) + begin,
+                                            .weight = data<A>(weight) + begin,
+                                            .rows = n,
+                                            .vocab = vocab,
+                                            .gradient = want_dx || want_dw};
+      check_launch("linear_cross_entropy", cuda::softmax_xent(p, mutable_data<A>(loss) + begin, stream_of(x)));
+    });
+    if (want_dx) {
+      auto dx_chunk = dx.narrow(0, begin, n);
+      at::mm_out(dx_chunk, logits, w);
+    }
+    if (!want_dw) continue;
+    auto sum = dw_sum;
+    if (accumulate == x.scalar_type()) {
+      at::addmm_out(sum, dw_sum, logits.t(), x_chunk);
+    } else {
+      at::addmm_out(sum, dw_sum, logits.t(), x_chunk, accumulate);
+    }
+  }
+  return {(loss * weight).sum(), loss, dx, want_dw ? cast(dw_sum, w_in.scalar_type()) : dw};
+}
+
+Gradients backward_cuda(const at::Tensor& dtotal, const at::Tensor&, const at::Tensor&, const at::Tensor& dx,
+                        const at::Tensor& dw) {
+  const auto scaled = [&](const at::Tensor& t) { return t.defined() ? t * dtotal.to(t.scalar_type()) : t; };
+  return {scaled(dx), scaled(dw)};
+}
+
+TORCH_LIBRARY_IMPL(fox, CUDA, m) {
+  m.impl("linear_cross_entropy", forward_cuda);
+  m.impl("linear_cross_entropy_backward", backward_cuda);
+}
+
+}  // namespace
+}  // namespace fox::ops
