@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <span>
 
 #include "data/token_store.h"
 
@@ -15,9 +15,11 @@ struct Batch {
   at::Tensor labels_BT;  ///< int64; -100 = ignored
 };
 
-/// The endless, deterministic order of training contexts: epoch e visits the store's contexts of T tokens in a
-/// permutation drawn from (seed, e), shifted by an offset in [0, T) drawn from the same. Stateless: context `index` is a
-/// pure function of (store, T, seed, index), so a run can be entered at any token.
+/// The endless, deterministic order of training contexts. The store's N tokens are a ring, which epoch e enters at a place
+/// drawn from (seed, e) and cuts into N / T contexts of T tokens, visited in a permutation drawn from the same: each
+/// context comes once an epoch, fewer than T tokens are left out, and other ones each time. Every context begins with the
+/// input `start_id`, so that all its T tokens are labels. Stateless: context `index` is a pure function of (store, T,
+/// seed, index), the same on every machine, so a run can be entered at any token. Thread-safe.
 class BatchStream {
  public:
   /// Throws when the store holds fewer than `context` tokens, saying how many are short.
@@ -27,6 +29,9 @@ class BatchStream {
   int64_t contexts_per_epoch() const;
 
  private:
+  /// The tokens of context `index`.
+  void read(int64_t index, std::span<int32_t> out) const;
+
   std::shared_ptr<const TokenStore> store_;
   int64_t context_;
   uint64_t seed_;

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace fox::data {
+
+/// What .zarray says of a zarr v2 array (https://zarr-specs.readthedocs.io, storage specification version 2).
+struct ZarrMeta {
+  struct Blosc {
+    std::string cname = "lz4";
+    int clevel = 5;
+    int shuffle = 1;  // bytes
+  };
+
+  std::vector<int64_t> shape, chunks;
+  std::string dtype;           ///< NumPy's name, e.g. "<u2"
+  std::optional<Blosc> blosc;  ///< nothing: chunks are not compressed
+  char separator = '.';        ///< between the numbers in a chunk's file name
+
+  int64_t item_bytes() const;
+  /// Bytes of one chunk, before compression. Chunks at the edge are stored whole.
+  int64_t chunk_bytes() const;
+  /// Number of chunks along dimension d.
+  int64_t grid(size_t d) const;
+
+  /// Throws Error naming `source` and the key: other formats, orders, compressors and filters are not read.
+  static ZarrMeta parse(std::string_view json, const std::string& source);
+  std::string to_json() const;
+};
+
+/// An array on disk, open for reading. A missing chunk is an error, not zeros: a download that stopped half-way must not
+/// become data. Chunks that were decoded last are kept (64 MiB). Thread-safe.
+class ZarrArray {
+ public:
+  /// `dtype`: the element type that the caller expects. Throws Error naming the file.
+  ZarrArray(std::filesystem::path dir, const std::string& dtype);
+
+  const ZarrMeta& meta() const { return meta_; }
+  /// Copies the box [start, start + count) into `out`, last dimension fastest. Throws Error naming a chunk's file that is
+  /// missing or damaged; std::out_of_range for a box that is not in the array.
+  void read(std::span<const int64_t> start, std::span<const int64_t> count, void* out) const;
+
+ private:
+  using Chunk = std::shared_ptr<const std::string>;
+  using Index = std::vector<int64_t>;
+  void copy_part(const Index& index, std::span<const int64_t> start, std::span<const int64_t> count, char* out) const;
+  Chunk chunk(std::span<const int64_t> index) const;
+  Chunk load(const std::string& name) const;
+
+  std::filesystem::path dir_;
+  ZarrMeta meta_;
+  std::map<std::string, std::string> checksums_;
+
+  mutable std::mutex mutex_;
+  mutable std::list<std::pair<std::string, Chunk>> recent_;  // newest first
+  size_t most_recent_;
+};
+
+/// Writes a one-dimensional array as its elements come, one chunk in memory. Its .zattrs gets the chunks' checksums, which
+/// ZarrArray compares: Blosc itself notices only some kinds of damage.
+class ZarrWriter {
+ public:
+  /// Makes `dir`. Chunks hold `chunk` elements and are compressed with Blosc's lz4.
+  ZarrWriter(std::filesystem::path dir, const std::string& dtype, int64_t chunk);
+  void append(const void* elements, int64_t count);
+  /// The last chunk and the metadata, written last: what has no .zarray is not finished.
+  void finish();
+  int64_t size() const { return meta_.shape[0]; }
+
+ private:
+  void write_chunk();
+
+  std::filesystem::path dir_;
+  ZarrMeta meta_;
+  std::string pending_;
+  std::vector<std::string> checksums_;
+};
+
+}  // namespace fox::data
