@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "data/token_folder.h"
 
 namespace fox::eval {
 namespace {
@@ -25,14 +26,19 @@ fs::path make_temporary_folder() {
 bool is_token_store(const fs::path& dir) { return fs::is_directory(dir) && fs::exists(dir / ".zgroup"); }
 
 /// Where `fox train` keeps the tokens of the run's held-out text.
-fs::path store_of_run(const infer::ModelLocation& location) {
+fs::path store_of_run(const infer::ModelLocation& location, const data::Tokenizer& tokenizer) {
   if (!location.run_dir) {
     throw Error(fmt::format("{} belongs to no run, so there is no held-out text to read", location.dir.string()),
                 "name the text with --data");
   }
   const nlohmann::json run = location.run_json();
-  const std::string cache = run.value("/config/data/cache"_json_pointer, "");
-  const fs::path dir = (cache.empty() ? *location.run_dir / "tokens" : fs::path(cache)) / "valid";
+  const nlohmann::json data = run.value("/config/data"_json_pointer, nlohmann::json::object());
+  DataConfig config;
+  config.train = data.value("train", config.train);
+  config.valid = data.value("valid", config.valid);
+  config.valid_fraction = data.value("valid_fraction", config.valid_fraction);
+  config.cache = data.value("cache", config.cache);
+  const fs::path dir = data::token_folder(config, tokenizer, *location.run_dir) / "valid";
   if (!is_token_store(dir)) {
     throw Error(fmt::format("the run {} has no held-out text: {} is missing", location.run_dir->string(), dir.string()),
                 "set [data] valid or valid_fraction in the run file, or name the text with --data");
@@ -45,7 +51,7 @@ fs::path store_of_run(const infer::ModelLocation& location) {
 HeldOutText::HeldOutText(const infer::LoadedModel& loaded, const std::vector<fs::path>& sources) {
   const data::Tokenizer& tokenizer = loaded.tokenizer;
   fs::path dir;
-  if (sources.empty()) dir = store_of_run(loaded.location);
+  if (sources.empty()) dir = store_of_run(loaded.location, tokenizer);
   if (sources.size() == 1 && is_token_store(sources[0])) dir = sources[0];
   if (!dir.empty()) {
     store_ = std::make_unique<data::TokenStore>(data::TokenStore::open(dir));

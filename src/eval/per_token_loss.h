@@ -36,8 +36,8 @@ struct PerTokenLossOptions {
   /// first windows.
   int64_t max_tokens = 0;
   bool first_word = false;  ///< also tell tokens of the first word of a line (first_word_tokens) from all others
-  std::optional<int64_t> train_context;  ///< bins are compared with the one that ends here
-  bool progress = true;                  ///< progress bar on standard error
+  std::optional<int64_t> train_context = {};  ///< bins are compared with the one that ends here
+  bool progress = true;                       ///< progress bar on standard error
 };
 
 /// Positions [begin, end) of a window.
