@@ -101,10 +101,10 @@ int run(int argc, char** argv) {
     return 0;
   } catch (const CLI::Success& request) {
     return app.exit(request);
+  } catch (const CLI::RuntimeError& ended) {  // a command that ends with an exit code of its own (it is a ParseError)
+    return ended.get_exit_code();
   } catch (const CLI::ParseError& error) {
     return report_usage(app, words, error);
-  } catch (const CLI::RuntimeError& ended) {
-    return ended.get_exit_code();
   }
 }
 
