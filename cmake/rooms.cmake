@@ -94,22 +94,27 @@ function(fox_executable target)
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${E_OUTPUT})
 endfunction()
 
-# Every tests/<folder>/*_test.cpp becomes a binary of its name and a ctest; it sees its room and the rooms below.
+# fox_test(SOURCE rooms…): a gtest binary named after its file, and a ctest; it sees these rooms and the rooms below.
+function(fox_test source)
+  get_filename_component(name ${source} NAME_WE)
+  fox_objects(objects ${ARGN})
+  add_executable(${name} ${source} ${objects})
+  fox_compile_settings(${name} OFF)
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
+  target_compile_definitions(${name} PRIVATE FOX_SOURCE_DIR="${CMAKE_SOURCE_DIR}" FOX_BUILD_DIR="${CMAKE_BINARY_DIR}")
+  target_link_libraries(${name} PRIVATE GTest::gtest_main ${FOX_THIRD_PARTY})
+  # Tests run side by side on two cores: one thread each unless a test asks for more.
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES ENVIRONMENT "OMP_NUM_THREADS=1" TIMEOUT 600)
+endfunction()
+
+# Every tests/<folder>/*_test.cpp is a test of its room; tests/tests.cmake lists the others.
 function(fox_tests)
   find_package(GTest REQUIRED)
   foreach(room ${FOX_ROOMS})
     file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${FOX_DIR_${room}}/*_test.cpp)
-    fox_objects(objects ${room})
     foreach(source ${sources})
-      get_filename_component(name ${source} NAME_WE)
-      add_executable(${name} ${source} ${objects})
-      fox_compile_settings(${name} OFF)
-      target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
-      target_compile_definitions(${name} PRIVATE FOX_SOURCE_DIR="${CMAKE_SOURCE_DIR}" FOX_BUILD_DIR="${CMAKE_BINARY_DIR}")
-      target_link_libraries(${name} PRIVATE GTest::gtest_main ${FOX_THIRD_PARTY})
-      # Tests run side by side on two cores: one thread each unless a test asks for more.
-      add_test(NAME ${name} COMMAND ${name})
-      set_tests_properties(${name} PROPERTIES ENVIRONMENT "OMP_NUM_THREADS=1" TIMEOUT 600)
+      fox_test(${source} ${room})
     endforeach()
   endforeach()
   include(${CMAKE_SOURCE_DIR}/tests/tests.cmake)

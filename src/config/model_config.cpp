@@ -234,8 +234,10 @@ bool ModelConfig::is_built(const std::string& model_type) {
   });
 }
 
-ModelConfig ModelConfig::from_json(const nlohmann::json& json, const std::string& where) {
+ModelConfig ModelConfig::from_json(const nlohmann::json& json, const std::string& where,
+                                   const std::function<std::string(const std::string& key)>& locate) {
   KeyReader reader(json, where);
+  if (locate) reader.set_locator(locate);
   ModelConfig config;
   reader.read("model_type", config.model_type);
   if (!is_built(config.model_type)) {

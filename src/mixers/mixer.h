@@ -8,8 +8,8 @@
 
 namespace fox::mixers {
 
-/// A layer that mixes tokens. Given no slot it trains (all tokens at once); given a slot it continues from what the slot
-/// holds and leaves there what the next call needs: prefill in chunks and decode are the same function.
+/// A layer that mixes tokens. Given no slot it trains (all tokens at once); given a slot it continues from what the
+/// slot holds and leaves there what the next call needs: prefill in chunks and decode are the same function.
 class Mixer {
  public:
   virtual ~Mixer() = default;

@@ -16,7 +16,8 @@ class Block {
  public:
   Block(const ModelConfig& config, int64_t layer);
 
-  at::Tensor forward(const at::Tensor& x_BTC, const nn::Sequence& sequence, nn::CacheSlot* slot, at::ScalarType compute);
+  at::Tensor forward(const at::Tensor& x_BTC, const nn::Sequence& sequence, nn::CacheSlot* slot,
+                     at::ScalarType compute);
   void collect(const std::string& prefix, nn::Parameters& out);
   void init(double std);
   const mixers::Mixer& mixer() const { return *mixer_; }

@@ -45,7 +45,8 @@ nn::Sequence continued(const at::Tensor& ids_BT, nn::Sequence sequence, Cache* c
                 "they are (batch, time), with at least one token");
   }
   if (!cache) return sequence;
-  if (sequence.cu_seqlens) throw Error("packed documents cannot continue a cache", "give each document a row of its own");
+  if (sequence.cu_seqlens)
+    throw Error("packed documents cannot continue a cache", "give each document a row of its own");
   if (sequence.seq_start && cache->length > 0) {
     throw Error("left padding was given for a cache that holds tokens already", "padding belongs to the first chunk");
   }
@@ -62,7 +63,8 @@ struct LanguageModel::Impl {
       : config(config_in),
         embeddings(config.vocab_size, config.hidden_size),
         norm(config.hidden_size, config.norm_eps),
-        lm_head(config.tie_word_embeddings ? 0 : config.hidden_size, config.tie_word_embeddings ? 0 : config.vocab_size) {
+        lm_head(config.tie_word_embeddings ? 0 : config.hidden_size,
+                config.tie_word_embeddings ? 0 : config.vocab_size) {
     for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
       blocks.push_back(std::make_unique<Block>(config, layer));
     }
@@ -111,7 +113,8 @@ at::Tensor LanguageModel::hidden(const at::Tensor& ids_BT, const nn::Sequence& s
   const at::AutoGradMode grad_mode(cache == nullptr && at::GradMode::is_enabled());
   auto x_BTC = impl_->embeddings.forward(ids_BT);
   for (size_t layer = 0; layer < impl_->blocks.size(); ++layer) {
-    x_BTC = impl_->blocks[layer]->forward(x_BTC, sequence, cache ? cache->slots[layer].get() : nullptr, impl_->compute());
+    x_BTC =
+        impl_->blocks[layer]->forward(x_BTC, sequence, cache ? cache->slots[layer].get() : nullptr, impl_->compute());
   }
   if (cache) cache->length += ids_BT.size(1);
   return impl_->norm.forward(x_BTC).to(impl_->compute());
@@ -128,7 +131,8 @@ Loss LanguageModel::loss(const at::Tensor& ids_BT, const at::Tensor& labels_BT, 
   }
   const auto x_NC = hidden(ids_BT, sequence).flatten(0, 1);
   const auto weight_N = token_weight_BT ? std::optional(token_weight_BT->flatten()) : std::nullopt;
-  const auto result = ops::linear_cross_entropy(x_NC, impl_->lm_head.weight.to(impl_->compute()), labels_BT.flatten(), weight_N);
+  const auto result =
+      ops::linear_cross_entropy(x_NC, impl_->lm_head.weight.to(impl_->compute()), labels_BT.flatten(), weight_N);
   return {result.total, result.loss_N.view(labels_BT.sizes())};
 }
 

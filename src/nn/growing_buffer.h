@@ -4,8 +4,8 @@
 
 namespace fox::nn {
 
-/// Rows in time (B, T, ...) that grow at the end and may be dropped at the front: the keys a cache slot holds. Appending
-/// costs amortised constant time a token; what is returned are views that the next append may leave stale.
+/// Rows in time (B, T, ...) that grow at the end and may be dropped at the front: the keys a cache slot holds.
+/// Appending costs amortised constant time a token; what is returned are views that the next append may leave stale.
 class GrowingBuffer {
  public:
   /// Adds x_BT (B, T, ...) and returns all rows held.

@@ -33,8 +33,8 @@ inline at::Tensor rope(const at::Tensor& x_BTHD, double base) {
   return at::cat({half[0] * cos - half[1] * sin, half[0] * sin + half[1] * cos}, -1);
 }
 
-inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& log_f,
-                            const Config& window) {
+inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k_in, const at::Tensor& v_in,
+                            const at::Tensor& log_f, const Config& window) {
   const int64_t T = q.size(1), repeat = q.size(2) / k_in.size(2);
   const auto k = k_in.repeat_interleave(repeat, 2), v = v_in.repeat_interleave(repeat, 2);
   auto s = at::einsum("bihd,bjhd->bhij", {q, k}) / std::sqrt(static_cast<double>(q.size(3)));
@@ -97,8 +97,8 @@ inline at::Tensor softmax_mixer(const Config& c, const Weights& w, const std::st
     return at::linear(x, w.at(p + name + ".weight")).unflatten(-1, {heads, -1});
   };
   const double base = c.value("rope_base", 500000.0);
-  const auto o = attention(rope(project("q_proj", H), base), rope(project("k_proj", Hk), base), project("v_proj", Hk), {},
-                           c.value("window_size", Config()));
+  const auto o = attention(rope(project("q_proj", H), base), rope(project("k_proj", Hk), base), project("v_proj", Hk),
+                           {}, c.value("window_size", Config()));
   return at::linear(o.flatten(2), w.at(p + "o_proj.weight"));
 }
 
