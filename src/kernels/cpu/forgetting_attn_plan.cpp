@@ -1,0 +1,185 @@
+#include "kernels/cpu/forgetting_attn_plan.h"
+
+#include <cmath>
+
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/simd.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/forgetting_attn_plan.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/simd_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fox::kernels::HWY_NAMESPACE {
+
+template <class T>
+double largest_norm(const T* x, int64_t rows, int64_t stride, int64_t dim) {
+  const hn::ScalableTag<T> d;
+  double largest = 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    auto sum = hn::Zero(d);
+    for_each_vector<T>(dim, [&](const auto& io, int64_t i) HWY_ATTR {
+      const auto v = io.load(x + r * stride + i);
+      sum = hn::MulAdd(v, v, sum);
+    });
+    largest = std::max<double>(largest, sum_of_lanes(d, sum));
+  }
+  return std::sqrt(largest);
+}
+
+double largest_norm_f32(const float* x, int64_t rows, int64_t stride, int64_t dim) {
+  return largest_norm(x, rows, stride, dim);
+}
+double largest_norm_f64(const double* x, int64_t rows, int64_t stride, int64_t dim) {
+  return largest_norm(x, rows, stride, dim);
+}
+
+}  // namespace fox::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace fox::kernels {
+namespace {
+
+// A gate below this is a hard reset, like -inf: nothing before it can weigh anything, and leaving it out of the prefix
+// sums keeps their digits for the gates after it.
+constexpr double kHardReset = -1e6;
+
+HWY_EXPORT(largest_norm_f32);
+HWY_EXPORT(largest_norm_f64);
+
+double largest_norm(const float* x, int64_t rows, int64_t stride, int64_t dim) {
+  return HWY_DYNAMIC_DISPATCH(largest_norm_f32)(x, rows, stride, dim);
+}
+double largest_norm(const double* x, int64_t rows, int64_t stride, int64_t dim) {
+  return HWY_DYNAMIC_DISPATCH(largest_norm_f64)(x, rows, stride, dim);
+}
+
+template <class T>
+int64_t padding(const ForgettingAttnParams<T>& p, int64_t batch) {
+  return p.seq_start == nullptr ? 0 : std::min(p.seq_start[batch], p.k_len);
+}
+
+template <class T>
+void fill_segments(const ForgettingAttnParams<T>& p, int64_t b, int64_t h, ForgettingAttnPlan& plan) {
+  int32_t* segment = plan.segment.data() + (b * p.heads + h) * p.k_len;
+  double* sums = p.log_f == nullptr ? nullptr : plan.gate_sum.data() + (b * p.heads + h) * p.k_len;
+  const T* log_f = p.log_f + b * p.log_f_stride.batch + h * p.log_f_stride.head;
+  const int64_t begin = padding(p, b);
+  int64_t document = 0, start = begin;
+  double sum = 0;
+  for (int64_t t = 0; t < p.k_len; ++t) {
+    if (t >= begin) {
+      const double gate = p.log_f == nullptr ? 0 : static_cast<double>(log_f[t * p.log_f_stride.time]);
+      // Empty documents share their boundary with the next one.
+      while (document < p.documents && p.cu_seqlens[document] <= t) start = p.cu_seqlens[document++];
+      if (gate < kHardReset) start = t;
+      if (start < t) sum += gate * kLog2e;
+    }
+    segment[t] = static_cast<int32_t>(start);
+    if (sums != nullptr) sums[t] = sum;
+  }
+}
+
+// Blocks are skipped when every pair in them has a decay D < δ = -2U - ln L + ln ε, where U bounds |logits| and L
+// counts the keys: their weights in a row are at most exp(U + D) / exp(-U) each, since a query always sees its own key
+// with D = 0, hence at most ε together.
+template <class T>
+double pruning_threshold(const ForgettingAttnParams<T>& p, int64_t b, int64_t h) {
+  if (p.log_f == nullptr || !(p.log_pruning_tolerance > -std::numeric_limits<double>::infinity())) {
+    return -std::numeric_limits<double>::infinity();
+  }
+  double bound;
+  if (p.logit_bound != nullptr) {
+    bound = p.logit_bound[h];
+  } else {
+    const int64_t begin = padding(p, b), q_offset = p.k_len - p.q_len;
+    const int64_t q_begin = std::max<int64_t>(begin - q_offset, 0), kv_head = h / (p.heads / p.kv_heads);
+    const T* q = p.q + b * p.q_stride.batch + h * p.q_stride.head + q_begin * p.q_stride.time;
+    const T* k = p.k + b * p.k_stride.batch + kv_head * p.k_stride.head + begin * p.k_stride.time;
+    bound = std::abs(p.scale) * largest_norm(q, p.q_len - q_begin, p.q_stride.time, p.head_dim) *
+            largest_norm(k, p.k_len - begin, p.k_stride.time, p.head_dim);
+  }
+  bound *= 1 + 1e-4;  // norms and logits are rounded
+  return -2 * bound - std::log(static_cast<double>(p.k_len)) + p.log_pruning_tolerance;
+}
+
+template <class T>
+void fill_key_begin(const ForgettingAttnParams<T>& p, int64_t b, int64_t h, ForgettingAttnPlan& plan) {
+  const int64_t head = b * p.heads + h;
+  const int32_t* segments = plan.segments(head);
+  const double* sums = plan.gates(head);
+  const double threshold = pruning_threshold(p, b, h) * kLog2e;
+  int64_t block = 0;  // never moves back: decay only grows with distance and segments only rise
+  for (int64_t i = 0; i < plan.q_blocks; ++i) {
+    const int64_t row = plan.q_begin(i), diagonal = plan.diagonal(i);
+    block = std::min(std::max(block, plan.first_key(segments, row) / kBlock), diagonal);
+    while (sums != nullptr && block < diagonal && sums[row] - sums[(block + 1) * kBlock - 1] < threshold) ++block;
+    plan.key_begin[head * plan.q_blocks + i] = static_cast<int32_t>(block);
+  }
+}
+
+}  // namespace
+
+template <class T>
+BadGate find_bad_gate(const ForgettingAttnParams<T>& p) {
+  if (p.log_f == nullptr) return {};
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t t = padding(p, b); t < p.k_len; ++t) {
+      const T* row = p.log_f + b * p.log_f_stride.batch + t * p.log_f_stride.time;
+      for (int64_t h = 0; h < p.heads; ++h) {
+        const T gate = row[h * p.log_f_stride.head];
+        if (!(gate <= 0)) return {b, t, h, static_cast<double>(gate)};
+      }
+    }
+  }
+  return {};
+}
+
+template <class T>
+ForgettingAttnPlan make_plan(const ForgettingAttnParams<T>& p) {
+  ForgettingAttnPlan plan;
+  plan.k_len = p.k_len;
+  plan.q_offset = p.k_len - p.q_len;
+  plan.first_q_block = plan.q_offset / kBlock;
+  plan.q_blocks = p.q_len == 0 ? 0 : (p.k_len + kBlock - 1) / kBlock - plan.first_q_block;
+  plan.window = std::min(p.window, p.k_len);
+  const int64_t heads = p.batch * p.heads;
+  if (p.log_f != nullptr) plan.gate_sum.resize(heads * p.k_len);
+  plan.segment.resize(heads * p.k_len);
+  plan.key_begin.resize(heads * plan.q_blocks);
+  parallel_pieces(heads, 1, [&](int64_t begin, int64_t end, int64_t) {
+    for (int64_t head = begin; head < end; ++head) {
+      fill_segments(p, head / p.heads, head % p.heads, plan);
+      fill_key_begin(p, head / p.heads, head % p.heads, plan);
+    }
+  });
+  return plan;
+}
+
+template <class T>
+std::vector<double> forgetting_attn_kept_share(const ForgettingAttnParams<T>& p) {
+  const auto plan = make_plan(p);
+  std::vector<double> share(p.batch * p.heads);
+  for (int64_t head = 0; head < p.batch * p.heads; ++head) {
+    int64_t kept = 0, causal = 0;
+    for (int64_t i = 0; i < plan.q_blocks; ++i) {
+      kept += plan.diagonal(i) + 1 - plan.key_begins(head)[i];
+      causal += plan.diagonal(i) + 1;
+    }
+    share[head] = causal == 0 ? 1 : static_cast<double>(kept) / static_cast<double>(causal);
+  }
+  return share;
+}
+
+template BadGate find_bad_gate(const ForgettingAttnParams<float>&);
+template BadGate find_bad_gate(const ForgettingAttnParams<double>&);
+template ForgettingAttnPlan make_plan(const ForgettingAttnParams<float>&);
+template ForgettingAttnPlan make_plan(const ForgettingAttnParams<double>&);
+template std::vector<double> forgetting_attn_kept_share(const ForgettingAttnParams<float>&);
+template std::vector<double> forgetting_attn_kept_share(const ForgettingAttnParams<double>&);
+
+}  // namespace fox::kernels
+#endif  // HWY_ONCE
