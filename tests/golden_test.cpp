@@ -80,8 +80,9 @@ void check_op(const SafetensorsFile& file) {
   const auto ours32 = run_op(ops::forgetting_attn, file, at::kFloat);
   const auto naive32 = run_op(ops::forgetting_attn_reference, file, at::kFloat);
   constexpr double kEps = std::numeric_limits<float>::epsilon();
-  // The backward pass computes P = exp(s - LSE) from a LSE that was rounded to float32.
-  const double recomputed = kEps * ours.largest_lse;
+  // Logits are scaled once more, to base 2, and the backward pass computes P = exp(s - LSE) from a LSE that was rounded
+  // to float32: errors of the exponent as large as its last place.
+  const double exponent = kEps * ours.largest_lse;
   // dS = P (dP - Δ) is a difference of terms as large as |do| |v|. They cancel to nothing where a row sees one key
   // only: what float32 leaves of them is no error of dlog_f, nor, times a key or query, of dq and dk.
   const double ds_rounding = kEps * longest(file.tensors.at("do")) * longest(file.tensors.at("v"));
@@ -95,11 +96,11 @@ void check_op(const SafetensorsFile& file) {
     expect_close(ours.*value, it->second, float64_tolerance(file), 1e-14, name + " in float64");
     expect_as_good_as_naive(ours32.*value, naive32.*value, it->second, name + " in float32", relative, absolute);
   };
-  check("o", &OpValues::o, 0, 0);
-  check("dq", &OpValues::dq, recomputed, dqk_rounding);
-  check("dk", &OpValues::dk, recomputed, dqk_rounding);
-  check("dv", &OpValues::dv, recomputed, 0);
-  check("dlog_f", &OpValues::dlog_f, recomputed, ds_rounding);
+  check("o", &OpValues::o, exponent, 0);
+  check("dq", &OpValues::dq, exponent, dqk_rounding);
+  check("dk", &OpValues::dk, exponent, dqk_rounding);
+  check("dv", &OpValues::dv, exponent, 0);
+  check("dlog_f", &OpValues::dlog_f, exponent, ds_rounding);
   if (!file.tensors.contains("log_f")) return;
   // A gate of -inf is a limit: whatever flows back through it is 0, and everything else is finite.
   const auto reset = at::isinf(file.tensors.at("log_f"));
