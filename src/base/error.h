@@ -27,4 +27,11 @@ class UsageError : public Error {
   explicit UsageError(const std::string& what, std::string hint = "") : Error(what, std::move(hint), 2) {}
 };
 
+/// A number in the middle of a computation is NaN where none may be. Training takes it as a step that failed, others as
+/// the Error that it is.
+class NonFiniteError : public Error {
+ public:
+  using Error::Error;
+};
+
 }  // namespace fox
