@@ -10,7 +10,7 @@ namespace fox::cuda {
 
 /// Tables of per-row values are padded to whole tiles of this many rows.
 constexpr int kRowTile = 128;
-/// Floats behind the row biases of each tile: their reference, a double, and padding to 16 bytes.
+/// Floats behind the row biases of each tile: their reference as hi + lo, and padding to 16 bytes.
 constexpr int kRowTableTail = 4;
 
 /// Arguments of all backward kernels.
@@ -29,7 +29,7 @@ struct BackwardArgs {
   int32_t deterministic;
   float scale, sigma;     // sigma = scale·log2e
   // Workspace, each by (batch, head) first:
-  float* row_bias;      // per tile of rows: u_i, then cref_m·log2e as a double
+  float* row_bias;      // per tile of rows: u_i, then cref_m·log2e as hi + lo
   float* delta;         // (padded_rows): Σ_d o dO
   float* dq_sum;        // (padded_rows × kHeadDim), each tile in the order of the accumulators
   float* row_residual;  // (padded_rows / 8): Σ_j dS_ij over 8 queries

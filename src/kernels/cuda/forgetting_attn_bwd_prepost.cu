@@ -64,7 +64,8 @@ __global__ void __launch_bounds__(kPreThreads) preprocess_kernel(const __grid_co
     bias[x] = u;
   }
   if (threadIdx.x == 0) {
-    *reinterpret_cast<double*>(bias + tile_rows) = reference;
+    const float high = static_cast<float>(reference);
+    *reinterpret_cast<float2*>(bias + tile_rows) = {high, static_cast<float>(reference - high)};
     if (a.dq_turn != nullptr) a.dq_turn[row0 / tile_rows] = 0;
   }
   if (threadIdx.x < tile_rows / 8) a.row_residual[row0 / 8 + threadIdx.x] = 0.f;

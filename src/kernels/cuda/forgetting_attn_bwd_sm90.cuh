@@ -44,23 +44,28 @@ struct BackwardTile {
   static constexpr int kM = backward_tile_rows(kHeadDim);  // queries
   static constexpr int kN = kBackwardKeys;                  // 64 a warpgroup
   static constexpr int kPanels = (kHeadDim + 63) / 64;
+  static constexpr int kQueryStages = 3;  // of Q; S of the next tile is computed while dK of this one still reads its Q
   static constexpr bool kSplitRows = kM == 128;  // warpgroups share dQ by rows, else by columns
   // Columns of dQ that warpgroup w computes, and where its part of the float32 tile begins.
   static constexpr int kDqColumns0 = kSplitRows ? kD : 64;
   static constexpr int kDqColumns1 = kSplitRows ? kD : kD - 64;
   static constexpr int kDqPart0 = kSplitRows ? kM / 2 * kD : kM * kDqColumns0;  // floats of warpgroup 0
 
+  // Whether dP of the next tile is started at the end of a step, with half of the next P still to be made under it.
+  // At kM = 128 its accumulators do not fit beside the rest.
+  static constexpr bool kGradientAhead = kM == 64;
+
   struct alignas(1024) Shared {
     T k[kPanels][kN * 64];
     T v[kPanels][kN * 64];
-    T q[2][kPanels][kM * 64];
+    T q[kQueryStages][kPanels][kM * 64];
     T d_o[2][kPanels][kM * 64];
     T ds[2][2][kM * 64];  // [stage][panel of 64 keys][query][key]
     float dq[kM * kD];
-    alignas(16) float row_bias[2][kM + kRowTableTail];
+    alignas(16) float row_bias[kQueryStages][kM + kRowTableTail];
     alignas(16) float delta[2][kM];
     float residual[8][kM / 8];  // per consumer warp: sums of dS over groups of 8 queries
-    uint64_t k_full, v_full, q_full[2], q_empty[2], do_full[2], do_empty[2];
+    uint64_t k_full, v_full, q_full[kQueryStages], q_empty[kQueryStages], do_full[2], do_empty[2];
   };
 };
 
@@ -155,27 +160,28 @@ __device__ __forceinline__ void backward_load(const BackwardArgs& a, const Backw
   ptx::mbarrier_arrive_expect_tx(&smem.k_full, kKeyBytes);
   load_panels<Tile>(smem.k, &a.map_k, &smem.k_full, kN, w.n * kN, w.kv_head, w.batch);
   bool is_first = true;
-  ptx::Ring<2> ring;
+  ptx::Ring<Tile::kQueryStages> q;
+  ptx::Ring<2> d_o;
   for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
     const int m_end = backward_m_end<kM, kN>(a, w, head);
     for (int m = w.m_begin; m < m_end; ++m) {
-      const int slot = ring.slot;
       const int64_t row = table_row(a, w.batch, head) + m * kM;
-      ptx::mbarrier_wait(&smem.q_empty[slot], ring.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(&smem.q_full[slot], kQueryBytes + kBiasBytes);
-      load_panels<Tile>(smem.q[slot], &a.map_q, &smem.q_full[slot], kM, m * kM, head, w.batch);
-      ptx::bulk_load(smem.row_bias[slot], a.row_bias + row / kM * (kM + kRowTableTail), kBiasBytes,
-                     &smem.q_full[slot]);
+      ptx::mbarrier_wait(&smem.q_empty[q.slot], q.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(&smem.q_full[q.slot], kQueryBytes + kBiasBytes);
+      load_panels<Tile>(smem.q[q.slot], &a.map_q, &smem.q_full[q.slot], kM, m * kM, head, w.batch);
+      ptx::bulk_load(smem.row_bias[q.slot], a.row_bias + row / kM * (kM + kRowTableTail), kBiasBytes,
+                     &smem.q_full[q.slot]);
+      q.advance();
       if (is_first) {
         ptx::mbarrier_arrive_expect_tx(&smem.v_full, kKeyBytes);
         load_panels<Tile>(smem.v, &a.map_v, &smem.v_full, kN, w.n * kN, w.kv_head, w.batch);
         is_first = false;
       }
-      ptx::mbarrier_wait(&smem.do_empty[slot], ring.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(&smem.do_full[slot], kQueryBytes + kDeltaBytes);
-      load_panels<Tile>(smem.d_o[slot], &a.map_do, &smem.do_full[slot], kM, m * kM, head, w.batch);
-      ptx::bulk_load(smem.delta[slot], a.delta + row, kDeltaBytes, &smem.do_full[slot]);
-      ring.advance();
+      ptx::mbarrier_wait(&smem.do_empty[d_o.slot], d_o.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(&smem.do_full[d_o.slot], kQueryBytes + kDeltaBytes);
+      load_panels<Tile>(smem.d_o[d_o.slot], &a.map_do, &smem.do_full[d_o.slot], kM, m * kM, head, w.batch);
+      ptx::bulk_load(smem.delta[d_o.slot], a.delta + row, kDeltaBytes, &smem.do_full[d_o.slot]);
+      d_o.advance();
     }
   }
 }
@@ -256,7 +262,7 @@ __device__ __forceinline__ float2 unpack2<__half>(uint32_t pair) {
 /// What a thread needs to know of its two keys (rows r and r + 8 of the warp's 16).
 struct KeyBias {
   float b0, b1;      // (cref_n - c_j)·log2e; -inf for keys that are padding
-  double reference;  // cref_n·log2e
+  float2 reference;  // cref_n·log2e as hi + lo
   float range;       // fall of c·log2e over the block
 };
 
@@ -302,24 +308,30 @@ __device__ __forceinline__ void probabilities(const float (&s)[kCount], uint32_t
   }
 }
 
+/// One step of a butterfly over the warp in which lanes keep half of their values and send the other half away.
+template <int kHalf, int kCount>
+__device__ __forceinline__ void exchange_halves(float (&v)[kCount], int lane, int bit) {
+  const bool upper = lane & bit;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float send = upper ? v[i] : v[i + kHalf], keep = upper ? v[i + kHalf] : v[i];
+    v[i] = keep + __shfl_xor_sync(0xffffffffu, send, bit);
+  }
+}
+
 /// Sums over the warp of one value a group of 8 queries: lane l ends with the sum of group l * kGroups / 32.
-/// A butterfly that halves what each lane holds at every step: kGroups = 16 costs 16 shuffles, 8 costs 9.
+/// 16 groups cost 16 shuffles, 8 groups 9.
 template <int kGroups>
 __device__ __forceinline__ float transpose_sum(float (&v)[kGroups], int lane) {
-#pragma unroll
-  for (int half = kGroups / 2, bit = 16; bit > 0; half /= 2, bit /= 2) {
-    if (half == 0) {
-      v[0] += __shfl_xor_sync(0xffffffffu, v[0], bit);
-      continue;
-    }
-    const bool upper = lane & bit;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float send = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
-      v[i] = keep + __shfl_xor_sync(0xffffffffu, send, bit);
-    }
-  }
-  return v[0];
+  static_assert(kGroups == 8 || kGroups == 16);
+  exchange_halves<kGroups / 2>(v, lane, 16);
+  exchange_halves<kGroups / 4>(v, lane, 8);
+  exchange_halves<kGroups / 8>(v, lane, 4);
+  if constexpr (kGroups == 16)
+    exchange_halves<1>(v, lane, 2);
+  else
+    v[0] += __shfl_xor_sync(0xffffffffu, v[0], 2);
+  return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 1);
 }
 
 /// dS = P (dP - Δ) as 16-bit pairs, its sums over queries (per key) and over keys and 8 queries (per group).
@@ -361,16 +373,15 @@ struct BackwardConsumer {
   using Shared = typename Tile::Shared;
   static constexpr int kM = Tile::kM, kN = Tile::kN, kD = Tile::kD;
   static constexpr int kScores = kM / 2;  // accumulators of a 64×kM tile a thread
-  // Groups of 8 columns whose ex2 runs under dQ, before dQ is stored; the rest runs under dK. At D = 128 the registers
-  // of dQ are needed first (ptxas serialises the WGMMAs otherwise), and dK alone covers ex2.
-  static constexpr int kEarly = kD <= 64 ? kM / 16 : 0;
+  static constexpr int kEarly = Tile::kGradientAhead ? kM / 16 : kM / 8;  // groups of 8 columns of P made under dQ
 
   const BackwardArgs& a;
   const BackwardWork& w;
   Shared& smem;
   const int wg, warp, lane;  // warpgroup 0 or 1, warp within it
   const int key0;            // the thread's first key; the second is 8 further
-  uint32_t tile = 0;         // tiles done so far: its low bit is the stage, the next one the parity of its barriers
+  ptx::Ring<Tile::kQueryStages> q, q_done;  // stage of Q whose S comes next; stage that dK reads
+  ptx::Ring<2> d_o;                         // stage of dO; dS has as many
   KeyBias key;
 
   __device__ __forceinline__ BackwardConsumer(const BackwardArgs& args, const BackwardWork& work, Shared& shared,
@@ -382,25 +393,23 @@ struct BackwardConsumer {
     if constexpr (kGate) {
       const int first = max(w.n * kN, w.key_low), last = min(w.n * kN + kN, a.key_len) - 1;
       const GatePrefix prefix(a, w.batch, head);
-      key.reference = prefix(last);
-      key.range = static_cast<float>(prefix(min(first, last)) - key.reference);
+      const double reference = prefix(last);
+      key.reference = {static_cast<float>(reference), static_cast<float>(reference - static_cast<float>(reference))};
+      key.range = static_cast<float>(prefix(min(first, last)) - reference);
       const auto is_valid = [&](int j) { return j >= w.key_low && j < a.key_len; };
-      key.b0 = is_valid(key0) ? static_cast<float>(key.reference - prefix(key0)) : -INFINITY;
-      key.b1 = is_valid(key0 + 8) ? static_cast<float>(key.reference - prefix(key0 + 8)) : -INFINITY;
+      key.b0 = is_valid(key0) ? static_cast<float>(reference - prefix(key0)) : -INFINITY;
+      key.b1 = is_valid(key0 + 8) ? static_cast<float>(reference - prefix(key0 + 8)) : -INFINITY;
     }
   }
 
-  __device__ __forceinline__ static int stage(uint32_t tile) { return tile & 1; }
-  __device__ __forceinline__ static uint32_t parity(uint32_t tile) { return tile >> 1 & 1; }
-
   // Left padding may hold NaN, and 0·NaN would leak into the products: its rows are zeroed after the load.
-  __device__ __forceinline__ void wait_q(uint32_t t, int m) {
-    ptx::mbarrier_wait(&smem.q_full[stage(t)], parity(t));
-    if (m * kM < w.query_low) clear_rows<kM, Tile::kPanels>(smem.q[stage(t)], w.query_low - m * kM);
+  __device__ __forceinline__ void wait_q(int m) {
+    ptx::mbarrier_wait(&smem.q_full[q.slot], q.parity);
+    if (m * kM < w.query_low) clear_rows<kM, Tile::kPanels>(smem.q[q.slot], w.query_low - m * kM);
   }
   __device__ __forceinline__ void wait_do(int m) {
-    ptx::mbarrier_wait(&smem.do_full[stage(tile)], parity(tile));
-    if (m * kM < w.query_low) clear_rows<kM, Tile::kPanels>(smem.d_o[stage(tile)], w.query_low - m * kM);
+    ptx::mbarrier_wait(&smem.do_full[d_o.slot], d_o.parity);
+    if (m * kM < w.query_low) clear_rows<kM, Tile::kPanels>(smem.d_o[d_o.slot], w.query_low - m * kM);
   }
   __device__ __forceinline__ void wait_keys() {
     ptx::mbarrier_wait(&smem.k_full, 0);
@@ -413,46 +422,48 @@ struct BackwardConsumer {
 
   /// 64 keys × kM queries: this warpgroup's rows of `keys` times the rows of `queries`, both K-major.
   __device__ __forceinline__ void issue_transposed(float (&acc)[kScores], const void* keys, const void* queries) {
-    const uint64_t key_desc = ptx::descriptor_k_major(ptx::smem_u32(keys) + wg * 64 * 128);
-    const uint64_t query_desc = ptx::descriptor_k_major(ptx::smem_u32(queries));
+    const uint32_t key_word = ptx::descriptor_word(ptx::smem_u32(keys) + wg * 64 * 128);
+    const uint32_t query_word = ptx::descriptor_word(ptx::smem_u32(queries));
+    ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kD / 16; ++k)
-      ptx::Wgmma<T, kM>::template ss<>(acc, key_desc + (k / 4 * kN * 128 + k % 4 * 32) / 16,
-                                       query_desc + (k / 4 * kM * 128 + k % 4 * 32) / 16, k > 0);
+      ptx::Wgmma<T, kM>::template ss<>(acc, ptx::descriptor(key_word + (k / 4 * kN * 128 + k % 4 * 32) / 16),
+                                       ptx::descriptor(query_word + (k / 4 * kM * 128 + k % 4 * 32) / 16), k > 0);
     ptx::wgmma_commit();
   }
 
   /// acc += (64 keys × kM queries in register pairs) · (kM queries × kD).
   __device__ __forceinline__ void issue_key_gradient(float (&acc)[kD / 2], const uint32_t (&pairs)[kScores / 2],
                                                      const void* queries) {
-    const uint64_t desc = ptx::descriptor_mn_major(ptx::smem_u32(queries), kM * 128);
+    const uint32_t word = ptx::descriptor_word(ptx::smem_u32(queries), kM * 128);
+    ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kM / 16; ++k)
       ptx::Wgmma<T, kD>::template rs<1>(acc, pairs[4 * k], pairs[4 * k + 1], pairs[4 * k + 2], pairs[4 * k + 3],
-                                        desc + k * 2048 / 16, true);
+                                        ptx::descriptor(word + k * 2048 / 16), true);
     ptx::wgmma_commit();
   }
 
   /// 64 queries from `row` on × kColumns of dQ from panel `panel` on, over all keys of the block.
   template <int kColumns>
   __device__ __forceinline__ void issue_dq(float (&acc)[kColumns / 2], int row, int panel) {
-    const uint64_t ds_desc = ptx::descriptor_k_major(ptx::smem_u32(smem.ds[stage(tile)]) + row * 128);
-    const uint64_t k_desc = ptx::descriptor_mn_major(ptx::smem_u32(smem.k) + panel * kN * 128, kN * 128);
+    const uint32_t ds_word = ptx::descriptor_word(ptx::smem_u32(smem.ds[d_o.slot]) + row * 128);
+    const uint32_t k_word = ptx::descriptor_word(ptx::smem_u32(smem.k) + panel * kN * 128, kN * 128);
+    ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kN / 16; ++k)
-      ptx::Wgmma<T, kColumns>::template ss<0, 1>(acc, ds_desc + (k / 4 * kM * 128 + k % 4 * 32) / 16,
-                                                 k_desc + k * 2048 / 16, k > 0);
+      ptx::Wgmma<T, kColumns>::template ss<0, 1>(acc, ptx::descriptor(ds_word + (k / 4 * kM * 128 + k % 4 * 32) / 16),
+                                                 ptx::descriptor(k_word + k * 2048 / 16), k > 0);
     ptx::wgmma_commit();
   }
 
   /// dSᵀ fragments into [query][key] rows: each 8×8 block is transposed on its way.
   __device__ __forceinline__ void store_ds(const uint32_t (&ds)[kScores / 2]) {
     const int row = lane % 8 + lane / 16 * 8, chunk = 2 * warp + lane / 8 % 2;
-    const uint32_t address = ptx::smem_u32(smem.ds[stage(tile)][wg]) + ptx::swizzle128(row, chunk);
+    const uint32_t address = ptx::smem_u32(smem.ds[d_o.slot][wg]) + ptx::swizzle128(row, chunk);
 #pragma unroll
     for (int k = 0; k < kM / 16; ++k)
       ptx::stmatrix_x4_trans(address + k * 2048, ds[4 * k], ds[4 * k + 1], ds[4 * k + 2], ds[4 * k + 3]);
-    ptx::fence_proxy_async();
   }
 
   /// dQ as it lies in registers, 16 bytes a thread (the reduction is flat and the last kernel knows the order), and
@@ -466,6 +477,8 @@ struct BackwardConsumer {
     for (int i = 0; i < kCount / 4; ++i)
       out[i * 128] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
     if (kGate && lane % kLanes == 0) smem.residual[wg * 4 + warp][lane / kLanes] = residual;
+  }
+  __device__ __forceinline__ void send_dq() {
     ptx::fence_proxy_async();
     ptx::named_barrier_arrive(kBarrierDqFull + wg, 160);
   }
@@ -502,103 +515,129 @@ struct BackwardConsumer {
       }
   }
 
-  /// P of part of tile t.
+  /// (cref_m - cref_n)·log2e of the tile whose Q is in stage q.
+  __device__ __forceinline__ float tile_shift() const {
+    if constexpr (!kGate) return 0.f;
+    return pair_difference(*reinterpret_cast<const float2*>(&smem.row_bias[q.slot][kM]), key.reference);
+  }
+
+  /// P of part of a tile that needs no mask.
   template <int kFrom, int kTo>
-  __device__ __forceinline__ void make_p(float (&s)[kScores], uint32_t (&p)[kScores / 2], uint32_t t, int m, float shift,
-                                         int head) {
-    if constexpr (kFrom == kTo) return;
-    constexpr Exponents kKind = kGate ? Exponents::kGated : Exponents::kPlain;
-    const float* u = smem.row_bias[stage(t)] + 2 * (lane % 4);
-    const float b0 = kGate ? key.b0 + shift : 0.f, b1 = kGate ? key.b1 + shift : 0.f;
+  __device__ __forceinline__ void make_p(const float (&s)[kScores], uint32_t (&p)[kScores / 2], float shift) {
+    const float* u = smem.row_bias[q.slot] + 2 * (lane % 4);
+    probabilities<T, kGate ? Exponents::kGated : Exponents::kPlain, false, kFrom, kTo>(
+        s, p, u, key.b0 + shift, key.b1 + shift, a.sigma, TileMask{});
+  }
+
+  /// P (and dP, if kGradientAhead) of tile m from nothing: the first tile, and those that need a mask.
+  __device__ __forceinline__ void prepare(uint32_t (&p)[kScores / 2], float (&dp)[kScores], int m, int head) {
+    float s[kScores];
+    wait_q(m);
+    issue_transposed(s, smem.k, smem.q[q.slot]);
+    if constexpr (Tile::kGradientAhead) {
+      wait_do(m);
+      issue_transposed(dp, smem.v, smem.d_o[d_o.slot]);
+    }
+    ptx::wgmma_wait<Tile::kGradientAhead ? 1 : 0>();
+    ptx::fence_registers(s);
+    const float shift = tile_shift();
+    const float* u = smem.row_bias[q.slot] + 2 * (lane % 4);
     if (!is_masked(m)) {
-      probabilities<T, kKind, false, kFrom, kTo>(s, p, u, b0, b1, a.sigma, TileMask{});
+      make_p<0, kM / 8>(s, p, shift);
     } else if (kGate && on_diagonal(m) && (key.range > kPreciseRange || fabsf(shift) > kPreciseRange)) {
-      if (kFrom == 0 && kTo > 0) precise_exponents(s, m, head);
-      probabilities<T, Exponents::kReady, true, kFrom, kTo>(s, p, u, b0, b1, a.sigma, tile_mask(m));
+      precise_exponents(s, m, head);
+      probabilities<T, Exponents::kReady, true, 0, kM / 8>(s, p, u, 0.f, 0.f, 0.f, tile_mask(m));
     } else {
-      probabilities<T, kKind, true, kFrom, kTo>(s, p, u, b0, b1, a.sigma, tile_mask(m));
+      probabilities<T, kGate ? Exponents::kGated : Exponents::kPlain, true, 0, kM / 8>(
+          s, p, u, key.b0 + shift, key.b1 + shift, a.sigma, tile_mask(m));
+    }
+    q.advance();
+    if constexpr (Tile::kGradientAhead) {
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(dp);
     }
   }
 
-  /// (cref_m - cref_n)·log2e of tile t.
-  __device__ __forceinline__ float tile_shift(uint32_t t) const {
-    if constexpr (!kGate) return 0.f;
-    return static_cast<float>(*reinterpret_cast<const double*>(&smem.row_bias[stage(t)][kM]) - key.reference);
-  }
-
-  __device__ __forceinline__ void first_p(uint32_t (&p)[kScores / 2], int m, int head) {
-    float s[kScores];
-    wait_q(tile, m);
-    ptx::wgmma_fence();
-    issue_transposed(s, smem.k, smem.q[stage(tile)]);
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(s);
-    make_p<0, kM / 8>(s, p, tile, m, tile_shift(tile), head);
-  }
-
-  /// Tile m: P is in `p`, no WGMMA in flight, before and after. Unless it is the last one, P of tile m + 1 follows.
-  template <bool kLast>
-  __device__ __forceinline__ void step(float (&dk)[kD / 2], float (&dv)[kD / 2], uint32_t (&p)[kScores / 2], int m,
-                                       int head, float (&column)[2]) {
+  /// Tile m, given what prepare() makes. With kAhead the same of tile m + 1, which needs no mask, comes out in its
+  /// place.
+  template <bool kAhead>
+  __device__ __forceinline__ void step(float (&dk)[kD / 2], float (&dv)[kD / 2], uint32_t (&p)[kScores / 2],
+                                       float (&dp)[kScores], int m, float (&column)[2]) {
     uint32_t ds[kScores / 2];
     float group[kM / 8];
-    wait_do(m);
-    {
-      float dp[kScores];
-      ptx::fence_registers(p);
-      ptx::wgmma_fence();
-      issue_transposed(dp, smem.v, smem.d_o[stage(tile)]);
-      issue_key_gradient(dv, p, smem.d_o[stage(tile)]);
+    ptx::fence_registers(p);
+    const float* delta = smem.delta[d_o.slot] + 2 * (lane % 4);
+    if constexpr (Tile::kGradientAhead) {
+      issue_key_gradient(dv, p, smem.d_o[d_o.slot]);
+      score_gradient<T, kGate>(dp, p, ds, delta, column, group);
+    } else {
+      float own_dp[kScores];
+      wait_do(m);
+      issue_transposed(own_dp, smem.v, smem.d_o[d_o.slot]);
+      issue_key_gradient(dv, p, smem.d_o[d_o.slot]);
       ptx::wgmma_wait<1>();
-      ptx::fence_registers(dp);
-      score_gradient<T, kGate>(dp, p, ds, smem.delta[stage(tile)] + 2 * (lane % 4), column, group);
+      ptx::fence_registers(own_dp);
+      score_gradient<T, kGate>(own_dp, p, ds, delta, column, group);
     }
     store_ds(ds);
     float s[kScores];
-    if constexpr (!kLast) {
-      wait_q(tile + 1, m + 1);
-      ptx::wgmma_fence();
-      issue_transposed(s, smem.k, smem.q[stage(tile + 1)]);
+    if constexpr (kAhead) {
+      wait_q(m + 1);
+      issue_transposed(s, smem.k, smem.q[q.slot]);
     }
     const float residual = kGate ? transpose_sum(group, lane) : 0.f;
-    ptx::wgmma_wait<kLast ? 0 : 1>();  // dV: its operand's registers are needed for dQ
+    ptx::fence_proxy_async();
+    ptx::wgmma_wait<kAhead ? 1 : 0>();  // dV
     ptx::fence_registers(dv);
-    if (lane == 0) ptx::mbarrier_arrive(&smem.do_empty[stage(tile)]);
+    if (lane == 0) ptx::mbarrier_arrive(&smem.do_empty[d_o.slot]);
     ptx::named_barrier_sync(kBarrierDs, 256);
     ptx::fence_registers(ds);
-    ptx::wgmma_fence();
     if constexpr (Tile::kDqColumns0 == Tile::kDqColumns1) {
-      finish_step<kLast, Tile::kDqColumns0>(dk, p, ds, s, m, head, residual);
+      finish_step<kAhead, Tile::kDqColumns0>(dk, p, dp, ds, s, m, residual);
     } else {
       if (wg == 0)
-        finish_step<kLast, Tile::kDqColumns0>(dk, p, ds, s, m, head, residual);
+        finish_step<kAhead, Tile::kDqColumns0>(dk, p, dp, ds, s, m, residual);
       else
-        finish_step<kLast, Tile::kDqColumns1>(dk, p, ds, s, m, head, residual);
+        finish_step<kAhead, Tile::kDqColumns1>(dk, p, dp, ds, s, m, residual);
     }
-    ptx::fence_registers(dk);
-    if (lane == 0) ptx::mbarrier_arrive(&smem.q_empty[stage(tile)]);
-    ++tile;
   }
 
-  template <bool kLast, int kColumns>
-  __device__ __forceinline__ void finish_step(float (&dk)[kD / 2], uint32_t (&p)[kScores / 2],
-                                              uint32_t (&ds)[kScores / 2], float (&s)[kScores], int m, int head,
+  template <bool kAhead, int kColumns>
+  __device__ __forceinline__ void finish_step(float (&dk)[kD / 2], uint32_t (&p)[kScores / 2], float (&dp)[kScores],
+                                              uint32_t (&ds)[kScores / 2], float (&s)[kScores], int m,
                                               float residual) {
     float dq[kColumns / 2];
     issue_dq<kColumns>(dq, Tile::kSplitRows ? wg * 64 : 0, Tile::kSplitRows ? 0 : wg);
-    issue_key_gradient(dk, ds, smem.q[stage(tile)]);
+    issue_key_gradient(dk, ds, smem.q[q_done.slot]);
     float shift = 0.f;
-    if constexpr (!kLast) {
+    if constexpr (kAhead) {
+      shift = tile_shift();
       ptx::wgmma_wait<2>();
       ptx::fence_registers(s);
-      shift = tile_shift(tile + 1);
-      make_p<0, kEarly>(s, p, tile + 1, m + 1, shift, head);
+      make_p<0, kEarly>(s, p, shift);
     }
     ptx::wgmma_wait<1>();
     ptx::fence_registers(dq);
     store_dq(dq, residual);
-    if constexpr (!kLast) make_p<kEarly, kM / 8>(s, p, tile + 1, m + 1, shift, head);
     ptx::wgmma_wait<0>();
+    ptx::fence_registers(dk);
+    if (lane == 0) ptx::mbarrier_arrive(&smem.q_empty[q_done.slot]);
+    q_done.advance();
+    d_o.advance();
+    if constexpr (kAhead && Tile::kGradientAhead) {
+      float next_dp[kScores];  // a fresh array: WGMMA's asm reads what it overwrites, so dp itself would stay alive
+      wait_do(m + 1);
+      issue_transposed(next_dp, smem.v, smem.d_o[d_o.slot]);
+      make_p<kEarly, kM / 8>(s, p, shift);
+      send_dq();
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(next_dp);
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) dp[i] = next_dp[i];
+    } else {
+      send_dq();
+    }
+    if constexpr (kAhead) q.advance();
   }
 
   /// This warpgroup's 64 rows of dK or dV, through its rows of `panels` to global memory, 16 bytes a thread.
@@ -651,9 +690,12 @@ struct BackwardConsumer {
         if (!have_keys) wait_keys();
         have_keys = true;
         uint32_t p[kScores / 2];
-        first_p(p, w.m_begin, head);
-        for (int m = w.m_begin; m < m_end - 1; ++m) step<false>(dk, dv, p, m, head, column);
-        step<true>(dk, dv, p, m_end - 1, head, column);
+        float dp[kScores];
+        for (int m = w.m_begin; m < m_end; ++m) {
+          prepare(p, dp, m, head);
+          for (; m + 1 < m_end && !is_masked(m + 1); ++m) step<true>(dk, dv, p, dp, m, column);
+          step<false>(dk, dv, p, dp, m, column);
+        }
       }
       if constexpr (kGate) store_column_sums(column, head);
     }
@@ -673,10 +715,12 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) forgetting_attn_bwd_kerne
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(&smem.k_full, 1);
     ptx::mbarrier_init(&smem.v_full, 1);
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < Tile::kQueryStages; ++i) {
       ptx::mbarrier_init(&smem.q_full[i], 1);
-      ptx::mbarrier_init(&smem.do_full[i], 1);
       ptx::mbarrier_init(&smem.q_empty[i], 8);  // one arrival a consumer warp
+    }
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(&smem.do_full[i], 1);
       ptx::mbarrier_init(&smem.do_empty[i], 8);
     }
     ptx::fence_barrier_init();
