@@ -1,7 +1,8 @@
 """Times the CUDA forward pass beside cuDNN's plain attention, interleaved, on random data. One JSON object a line.
 
 usage: bench_forward.py [--cases D64T4096,D128T16384] [--repeats N] [--library LABEL=PATH ...] [--out FILE.jsonl]
-TFLOP/s are dense-equivalent: 2 B H T^2 D a call, causal.
+TFLOP/s are dense-equivalent: 2 B H T^2 D a call, causal. "bounded": the kernel is told the bound of the logits that
+follows from RMS-normalised q and k, and needs no running maximum.
 """
 
 import argparse
@@ -39,12 +40,17 @@ def bench(D, T, libraries, repeats, only):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             torch.nn.functional.scaled_dot_product_attention(qt, kt, vt, is_causal=True)
 
-    calls = {("cudnn", "off", False): cudnn}
+    calls = {("cudnn", "off", False, False): cudnn}
     prepared = {}
     for label, lib in libraries.items():
-        for key, kwargs in {("off", False): {}, ("log_spaced", False): dict(log_f=f),
-                            ("log_spaced", True): dict(log_f=f, log_tolerance=-10.0, logit_bound=bound)}.items():
-            if only and f"{key[0]}{'_pruned' if key[1] else ''}" not in only:
+        small = dict(logit_bound=bound)
+        for key, kwargs in {("off", False, False): {}, ("off", False, True): small,
+                            ("ones", False, False): dict(log_f=torch.zeros_like(f)),
+                            ("log_spaced", False, False): dict(log_f=f),
+                            ("log_spaced", False, True): dict(log_f=f, **small),
+                            ("log_spaced", True, True): dict(log_f=f, log_tolerance=-10.0, **small)}.items():
+            name = key[0] + ("_pruned" if key[1] else "_bounded" if key[2] else "")
+            if only and name not in only:
                 continue
             prepared[(label,) + key] = c = fk.Forward(lib, q, k, v, **kwargs)
             calls[(label,) + key] = c.run
@@ -58,12 +64,12 @@ def bench(D, T, libraries, repeats, only):
             events[key].append(timed(call, inner))
     torch.cuda.synchronize()
     ms = {key: sorted(b.elapsed_time(e) / inner for b, e in pairs) for key, pairs in events.items()}
-    base = statistics.median(ms[("cudnn", "off", False)])
+    base = statistics.median(ms[("cudnn", "off", False, False)])
     blocks = (T // 64) * (T // 64 + 1) // 2
     for key, times in ms.items():
         kept = prepared[key].kept_blocks().float().mean().item() / blocks if key in prepared else 1.0
         median = statistics.median(times)
-        yield dict(op="forgetting_attn", direction="forward", gates=key[1], pruned=key[2], kernel=key[0], dtype="bf16",
+        yield dict(op="forgetting_attn", direction="forward", gates=key[1], pruned=key[2], bounded=key[3], kernel=key[0], dtype="bf16",
                    B=B, T=T, H=H, D=D, ms=round(median, 4), ms_spread=round(times[-1] - times[0], 4),
                    tflops=round(flops / median / 1e9, 1), ratio=round(base / median, 3), kept=round(kept, 3))
 
@@ -85,7 +91,7 @@ def main():
         for row in bench(D, T, libraries, args.repeats, [x for x in args.only.split(",") if x]):
             if out:
                 out.write(json.dumps(row) + "\n")
-            print(f"D{D} T{T:6d} {row['kernel']:>8} {row['gates']:>10}{' pruned' if row['pruned'] else '       '} "
+            print(f"D{D} T{T:6d} {row['kernel']:>8} {row['gates']:>10}{' pruned ' if row['pruned'] else ' bounded' if row['bounded'] else '        '} "
                   f"{row['ms']:9.3f} ms ±{row['ms_spread']:.3f} {row['tflops']:7.1f} TFLOP/s ratio {row['ratio']:.3f} "
                   f"kept {row['kept']:.3f}", flush=True)
 

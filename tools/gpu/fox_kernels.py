@@ -27,7 +27,7 @@ class Params(ctypes.Structure):
                  ("deterministic", ctypes.c_int32), ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t)]
 
 
-def load(path=os.path.join(ROOT, "build-cuda", "libfox_kernels.so")):
+def load(path=os.environ.get("FOX_KERNELS") or os.path.join(ROOT, "build-cuda", "libfox_kernels.so")):
     lib = ctypes.CDLL(path)
     for name in ("forward", "backward"):
         if not hasattr(lib, f"fox_forgetting_attn_{name}"):
@@ -62,7 +62,9 @@ class Forward:
         if cu_seqlens is not None:
             p.cu_seqlens, p.num_documents = cu_seqlens.data_ptr(), len(cu_seqlens) - 1
         if log_tolerance is not None:
-            p.pruned, p.log_tolerance, p.logit_bound = 1, log_tolerance, logit_bound.data_ptr()
+            p.pruned, p.log_tolerance = 1, log_tolerance
+        if logit_bound is not None:
+            p.logit_bound = logit_bound.data_ptr()
         size = lib.fox_forgetting_attn_forward_workspace(ctypes.byref(p))
         self.workspace = torch.full((max(size, 1),), 255, dtype=torch.uint8, device=q.device)
         p.workspace, p.workspace_bytes = self.workspace.data_ptr(), size

@@ -38,7 +38,7 @@ const char* check_params(const ForgettingAttnParams& a) {
   if (a.cu_seqlens && (a.batch != 1 || a.query_len != a.key_len || a.num_documents < 1))
     return "packed documents need batch 1 and as many queries as keys";
   if (a.window < 0) return "the window must be positive, or 0 for none";
-  if (a.scale == 0) return "the scale must not be 0";
+  if (!(a.scale > 0)) return "the scale must be positive";
   if (a.pruned && a.log_f.data && !a.logit_bound) return "pruning needs a bound of the logits for each head";
   if (!a.q.data || !a.k.data || !a.v.data || !a.o.data || !a.lse) return "q, k, v, o and lse must be given";
   if (!aligned(a.q, a.batch, a.query_len, a.query_heads) || !aligned(a.k, a.batch, a.key_len, a.kv_heads) ||

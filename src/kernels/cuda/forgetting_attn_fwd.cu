@@ -40,14 +40,14 @@ cudaError_t query_device(int* multiprocessors, int* capability) {
 extern "C" size_t fox_forgetting_attn_forward_workspace(const ForgettingAttnParams* params) {
   using namespace fox::cuda;
   ForgettingAttnPrefix prefix;
-  return check_params(*params) ? 0 : layout_prefix(*params, nullptr, &prefix);
+  return check_params(*params) ? 0 : layout_prefix(*params, nullptr, &prefix, true);
 }
 
 extern "C" int fox_forgetting_attn_forward(const ForgettingAttnParams* params, cudaStream_t stream) {
   using namespace fox::cuda;
   if (const char* wrong = check_params(*params)) return fail(wrong);
   ForgettingAttnPrefix prefix;
-  const size_t needed = layout_prefix(*params, params->workspace, &prefix);
+  const size_t needed = layout_prefix(*params, params->workspace, &prefix, true);
   if (!params->workspace || params->workspace_bytes < needed) return fail("the workspace is too small");
   int multiprocessors = 0, capability = 0;
   if (cudaError_t error = query_device(&multiprocessors, &capability)) return fail("CUDA device", error);

@@ -7,9 +7,13 @@
 // issues S_n = Q K_n^T and O += P_{n+1} V_{n+1} together and computes the softmax of S_n while the second runs; a ring of
 // named barriers lets one warpgroup at a time issue, so one's softmax overlaps another's products.
 //
-// The bias: with cref the prefix of the block that holds the warpgroup's first row, logits in log2 units relative to the
-// row are t_ij = s_ij * scale * log2e - r_j + (cref - block_j). The rest of D_ij depends on i alone and cancels in the
-// softmax; it only enters lse. The maximum kept may lag the true one by kMaxLag, which nearly never lets O be rescaled.
+// The bias comes in through the tensor cores: one more k16 step of Q K^T adds bias_j, the fall of c from key j to the end
+// e of its block of 64 in units of q·k (BiasTile). A logit in log2 units is then t_ij = s_ij * scale * log2e + (c_i - c_e),
+// and the softmax is that of plain attention with another constant per row and block. In the row's own block that step
+// adds bias_j - bias_i or nearly so, since there c may fall by thousands while the keys that matter lie next to the row.
+//
+// The maximum kept may lag the true one by kMaxLag, so that O is nearly never rescaled. Where the caller's bound of the
+// logits shows that no weight can leave the range of its type, the maximum is not computed at all.
 
 #include <type_traits>
 
@@ -25,6 +29,7 @@ struct ForwardArgs {
   CUtensorMap q, k, v, o;
   ForgettingAttnPrefix prefix;
   const int64_t* seq_start;
+  const float* logit_bound;
   float* lse;
   float scale_log2;
   int32_t heads, group, query_len, key_len;
@@ -42,14 +47,16 @@ struct ForwardTraits : ForwardTile<kD_> {
   static constexpr int kPanels = (kD + 63) / 64;
   static constexpr int kQueryPanelBytes = kBlockM * 128, kKeyPanelBytes = Tile::kBlockN * 128;
   static constexpr int kQueryBytes = kPanels * kQueryPanelBytes, kKeyBytes = kPanels * kKeyPanelBytes;
-  static constexpr int kBiasStages = Tile::kStages + 1;
   static constexpr int kProducerRegisters = Tile::kWarpgroups == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = Tile::kWarpgroups == 3 ? 160 : 240;
 };
 
 /// The same value in every lane: tells the compiler that branches on it do not diverge, without which it would
 /// serialise the WGMMAs behind them.
-__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
+template <typename T>
+__device__ __forceinline__ T uniform(T x) {
+  return __shfl_sync(0xffffffff, x, 0);
+}
 
 struct TileInfo {
   int m, head, batch, n_min;  // m < 0: no more work
@@ -59,15 +66,21 @@ __device__ __forceinline__ TileInfo uniform(const TileInfo& t) {
   return {uniform(t.m), uniform(t.head), uniform(t.batch), uniform(t.n_min)};
 }
 
+/// A BiasTile, or the half of it that belongs to a tile of 64 keys.
+template <int kKeys>
+struct alignas(16) BiasStage {
+  uint4 row[kKeys];
+  float4 end;
+};
+
 template <typename Tr>
 struct ForwardSmem {
   char q[Tr::kQueryStages][Tr::kQueryBytes];
   char k[Tr::kStages][Tr::kKeyBytes];
   char v[Tr::kStages][Tr::kKeyBytes];
-  // Read by softmax n after K_n is released: one slot more than K stages. Refilling K of block n + kStages + 1 waits for
-  // S_{n+1} of every warp, which comes after its softmax n.
-  float r[Tr::kBiasStages][Tr::kBlockN];
-  float4 block[Tr::kBiasStages];  // the prefix pairs of two 64-key blocks
+  alignas(128) BiasStage<Tr::kGate ? Tr::kBlockN : 1> bias[Tr::kStages];
+  // The side of Q of the bias, 64 rows of 8: of each warpgroup's own rows, of all other rows, and the zeros behind them.
+  uint4 own_bias[Tr::kGate ? Tr::kWarpgroups : 0][64], ones[Tr::kGate ? 64 : 0], zeros[Tr::kGate ? 64 : 0];
   TileInfo tile[2];
   uint64_t q_full[Tr::kQueryStages], q_empty[Tr::kQueryStages], k_full[Tr::kStages], k_empty[Tr::kStages],
       v_full[Tr::kStages], v_empty[Tr::kStages], tile_full[2], tile_empty[2];
@@ -87,7 +100,6 @@ struct ForwardProducer {
   ForwardSmem<Tr>& smem;
   ptx::Ring<Tr::kQueryStages> q;
   ptx::Ring<Tr::kStages> k, v;
-  ptx::Ring<Tr::kBiasStages> bias;
   ptx::Ring<2> tile;
 
   __device__ __forceinline__ TileInfo decode(int index) const {
@@ -105,17 +117,21 @@ struct ForwardProducer {
   __device__ __forceinline__ void load_key(const TileInfo& t, int n) {
     ptx::mbarrier_wait(&smem.k_empty[k.slot], k.parity ^ 1);
     uint64_t* bar = &smem.k_full[k.slot];
-    constexpr int kBiasBytes = Tr::kGate ? Tr::kBlockN * 4 + 16 : 0;
+    constexpr int kBiasBytes = Tr::kGate ? sizeof(BiasStage<Tr::kBlockN>) : 0;
     ptx::mbarrier_arrive_expect_tx(bar, Tr::kKeyBytes + kBiasBytes);
 #pragma unroll
     for (int panel = 0; panel < Tr::kPanels; ++panel)
       ptx::tma_load_4d(smem.k[k.slot] + panel * Tr::kKeyPanelBytes, &a.k, bar, panel * 64, n * Tr::kBlockN,
                        t.head / a.group, t.batch, ptx::kEvictLast);
     if constexpr (Tr::kGate) {
-      const int64_t block = (int64_t(t.batch) * a.heads + t.head) * a.prefix.key_blocks + n * (Tr::kBlockN / kBiasBlock);
-      ptx::bulk_load(smem.r[bias.slot], a.prefix.r + block * kBiasBlock, Tr::kBlockN * 4, bar);
-      ptx::bulk_load(&smem.block[bias.slot], a.prefix.block + (block & ~int64_t{1}), 16, bar);
-      bias.advance();
+      const int64_t head_row = int64_t(t.batch) * a.heads + t.head;
+      const BiasTile& bias = a.prefix.bias[head_row * (a.prefix.key_blocks / 2) + n * Tr::kBlockN / 128];
+      if constexpr (Tr::kBlockN == 128) {
+        ptx::bulk_load(&smem.bias[k.slot], &bias, kBiasBytes, bar);
+      } else {
+        ptx::bulk_load(smem.bias[k.slot].row, bias.row + n % 2 * 64, 64 * 16, bar);
+        ptx::bulk_load(&smem.bias[k.slot].end, &bias.end, 16, bar);
+      }
     }
     k.advance();
   }
@@ -168,12 +184,19 @@ struct ForwardProducer {
 
 // ------------------------------------------------------------------------------------------------------- consumer
 
+/// A key tile that rows see as a whole, one across the diagonal, or one that the window or a document's start cuts.
+enum class Where { kInside, kDiagonal, kEdge };
+
 template <typename Tr>
 struct ForwardConsumer {
   using T = typename Tr::T;
   static constexpr int kN = Tr::kBlockN, kD = Tr::kD, kWarpgroups = Tr::kWarpgroups;
   static constexpr int kHalves = kN / kBiasBlock;
   static constexpr float kMaxLag = 8.f;  // weights stay below 2^8, harmless in bf16 and fp16
+  // Largest bound of |t_ij - D_ij| in log2 units for which weights relative to bound - kMaxLag need no maximum: those of
+  // D = 0, one in each row, are then above 2^(kMaxLag - 2 bound).
+  static constexpr float kMaxBound = std::is_same_v<T, __half> ? 10.f : 48.f;
+  static constexpr uint32_t kOnes = 0x3f803f80;
   static constexpr int kTurnBarrier = 1, kGroupBarrier = 1 + kWarpgroups;
 
   const ForwardArgs& a;
@@ -181,13 +204,16 @@ struct ForwardConsumer {
   const int group, warp, lane;  // warpgroup, warp in it, lane
   ptx::Ring<Tr::kQueryStages> q;
   ptx::Ring<Tr::kStages> k, v;
-  ptx::Ring<Tr::kBiasStages> bias;
   ptx::Ring<2> tile;
 
+  uint32_t q_word0, k_word0, v_word0;  // descriptor words of this warpgroup's rows of Q, of K and V, in slot 0
+
   // Per tile
-  float2 cref;
+  float2 reference;        // prefix at the end of the first row's block
+  float row_shift[2];      // c_i - reference of this thread's two rows
+  float own_shift[2];      // what smem.own_bias leaves of c_i - c_e in their own blocks
   int row0, position0;     // this warpgroup's first query row and its position
-  int lower[2];            // of this thread's two rows
+  int lower[2];            // first keys that the two rows see
   float row_max[2], row_sum[2];
 
   __device__ __forceinline__ void wait_turn() { ptx::named_barrier_sync(kTurnBarrier + group, 256); }
@@ -198,27 +224,80 @@ struct ForwardConsumer {
     if (lane == 0) ptx::mbarrier_arrive(bar);
   }
   __device__ __forceinline__ int own_row() const { return warp * 16 + lane / 4; }
+  __device__ __forceinline__ int own_position(int row) const { return position0 + own_row() + 8 * row; }
 
-  __device__ __forceinline__ void issue_scores(float (&s)[kN / 2]) {
-    const uint32_t q_base = ptx::smem_u32(smem.q[q.slot]) + group * 64 * 128;
-    const uint32_t k_base = ptx::smem_u32(smem.k[k.slot]);
-#pragma unroll
-    for (int step = 0; step < kD / 16; ++step) {
-      const uint64_t qd = ptx::descriptor_k_major(q_base + step / 4 * Tr::kQueryPanelBytes + step % 4 * 32);
-      const uint64_t kd = ptx::descriptor_k_major(k_base + step / 4 * Tr::kKeyPanelBytes + step % 4 * 32);
-      ptx::Wgmma<T, kN>::ss(s, qd, kd, step != 0);
+  template <Where kWhere>
+  __device__ __forceinline__ void issue_bias(float (&s)[kN / 2]) {
+    if constexpr (Tr::kGate) {
+      const uint32_t rows = ptx::smem_u32(kWhere == Where::kDiagonal ? smem.own_bias[group] : smem.ones);
+      const uint32_t keys = ptx::smem_u32(&smem.bias[0]) + k.slot * uint32_t{sizeof(smem.bias[0])};
+      ptx::Wgmma<__nv_bfloat16, kN>::ss(s, ptx::descriptor_narrow(rows, ptx::smem_u32(smem.zeros) - rows),
+                                        ptx::descriptor_narrow(keys, 0), false);
     }
+  }
+
+  template <Where kWhere>
+  __device__ __forceinline__ void issue_scores(float (&s)[kN / 2]) {
+    const uint32_t q_word = q_word0 + q.slot * (Tr::kQueryBytes / 16), k_word = k_word0 + k.slot * (Tr::kKeyBytes / 16);
+#pragma unroll
+    for (int step = 0; step < kD / 16; ++step)
+      ptx::Wgmma<T, kN>::ss(s, ptx::descriptor(q_word + step / 4 * (Tr::kQueryPanelBytes / 16) + step % 4 * 2),
+                            ptx::descriptor(k_word + step / 4 * (Tr::kKeyPanelBytes / 16) + step % 4 * 2),
+                            Tr::kGate || step != 0);
     ptx::wgmma_commit();
   }
 
   __device__ __forceinline__ void issue_values(float (&o)[kD / 2], const uint32_t (&p)[kN / 4]) {
-    const uint32_t v_base = ptx::smem_u32(smem.v[v.slot]);
+    const uint32_t v_word = v_word0 + v.slot * (Tr::kKeyBytes / 16);
 #pragma unroll
-    for (int step = 0; step < kN / 16; ++step) {
-      const uint64_t vd = ptx::descriptor_mn_major(v_base + step * 2048, Tr::kKeyPanelBytes);
-      ptx::Wgmma<T, kD>::template rs<1>(o, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], vd, true);
-    }
+    for (int step = 0; step < kN / 16; ++step)
+      ptx::Wgmma<T, kD>::template rs<1>(o, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3],
+                                        ptx::descriptor(v_word + step * (2048 / 16)), true);
     ptx::wgmma_commit();
+  }
+
+  /// c_i - c_e for this thread's rows and the blocks of key tile n.
+  template <Where kWhere>
+  __device__ __forceinline__ void block_shift(float (&shift)[kHalves][2], int n) const {
+    if constexpr (Tr::kGate) {
+      const float4 end = ptx::lds128(&smem.bias[k.slot].end.x);
+      const float2 even = {end.x, end.y}, odd = {end.z, end.w};
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const float to_reference = pair_difference(reference, kHalves == 2 ? (half ? odd : even) : (n % 2 ? odd : even));
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          const bool own = kWhere == Where::kDiagonal && own_position(row) / kBiasBlock == n * kHalves + half;
+          shift[half][row] = own ? own_shift[row] : to_reference + row_shift[row];
+        }
+      }
+    }
+  }
+
+  /// What the rows of this thread contribute to the bias, see BiasTile.
+  __device__ __forceinline__ void load_row_prefix(int64_t head_row) {
+    const BiasTile* tiles = a.prefix.bias + head_row * (a.prefix.key_blocks / 2);
+    auto end_of_block = [&](int position) {
+      const float4 end = tiles[position / 128].end;
+      return position / kBiasBlock % 2 ? float2{end.z, end.w} : float2{end.x, end.y};
+    };
+    reference = end_of_block(min(max(0, position0), a.key_len - 1));
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int position = min(max(0, own_position(row)), a.key_len - 1);
+      const uint4 entry = tiles[position / 128].row[position % 128];
+      const float hi = __uint_as_float(entry.x << 16), mid = __uint_as_float(entry.x & 0xffff0000),
+                  lo = __uint_as_float(entry.y << 16);
+      own_shift[row] = -(mid + lo) * a.scale_log2;
+      row_shift[row] = pair_difference(end_of_block(position), reference) - hi * a.scale_log2 + own_shift[row];
+      if (lane % 4 == 0) {
+        const uint64_t own = uint64_t{__float_as_uint(-hi) >> 16} << position / kBiasBlock % 4 * 16;
+        smem.own_bias[group][own_row() + 8 * row] = {kOnes, (kOnes & 0xffff) | uint32_t(own) << 16, uint32_t(own >> 16),
+                                                     uint32_t(own >> 48)};
+      }
+    }
+    ptx::fence_proxy_async();
+    ptx::named_barrier_sync(kGroupBarrier + group, 128);
   }
 
   /// -inf where this thread's rows must not look. Element e of s: row e / 2 % 2, column 8 (e / 4) + 2 (lane % 4) + e % 2.
@@ -227,16 +306,21 @@ struct ForwardConsumer {
 #pragma unroll
     for (int e = 0; e < kN / 2; ++e) {
       const int column = column0 + e / 4 * 8 + e % 2, row = e / 2 % 2;
-      if (column > position0 + own_row() + 8 * row || column < lower[row]) s[e] = -INFINITY;
+      if (column > own_position(row) || column < lower[row]) s[e] = -INFINITY;
     }
   }
 
   /// Turns scores into weights relative to row_max, which it moves only when a row outgrows it by kMaxLag. Returns
   /// whether this warp must scale O by `alpha`.
-  template <bool kMasked>
-  __device__ __forceinline__ bool softmax(float (&s)[kN / 2], float (&alpha)[2], int n) {
-    float top[2] = {-INFINITY, -INFINITY}, shift[kHalves];
-    add_bias_and_maximum<kMasked>(s, top, shift, n);
+  template <Where kWhere, bool kBounded>
+  __device__ __forceinline__ bool softmax(float (&s)[kN / 2], const float (&shift)[kHalves][2], float (&alpha)[2], int n) {
+    if constexpr (kWhere != Where::kInside) mask(s, n);
+    if constexpr (kBounded) {
+      exponentiate<Where::kInside>(s, shift);
+      return false;
+    }
+    float top[2] = {-INFINITY, -INFINITY};
+    maximum(s, shift, top);
     bool grows = false;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -255,55 +339,34 @@ struct ForwardConsumer {
         row_sum[row] *= alpha[row];
       }
     }
-    exponentiate<kMasked>(s, shift);
+    exponentiate<kWhere>(s, shift);
     return grows;
   }
 
-  template <bool kMasked>
-  __device__ __forceinline__ void add_bias_and_maximum(float (&s)[kN / 2], float (&top)[2], float (&shift)[kHalves],
-                                                       int n) {
-    if constexpr (Tr::kGate) {
-      const float* r = smem.r[bias.slot] + lane % 4 * 4;
-      const float4 pairs = ptx::lds128(&smem.block[bias.slot].x);
-      const float2 even = {pairs.x, pairs.y}, odd = {pairs.z, pairs.w};
-      if constexpr (kHalves == 2) {
-        shift[0] = pair_difference(cref, even);
-        shift[1] = pair_difference(cref, odd);
-      } else {
-        shift[0] = pair_difference(cref, n % 2 ? odd : even);
-      }
-#pragma unroll
-      for (int i = 0; i < kN / 16; ++i) {
-        const float4 rj = ptx::lds128(r + i * 16);
-        const float columns[4] = {rj.x, rj.y, rj.z, rj.w};
-#pragma unroll
-        for (int e = 0; e < 8; ++e)
-          s[8 * i + e] = fmaf(s[8 * i + e], a.scale_log2, -columns[e / 4 * 2 + e % 2]);
-      }
-    }
-    if constexpr (kMasked) mask(s, n);
+  __device__ __forceinline__ void maximum(const float (&s)[kN / 2], const float (&shift)[kHalves][2], float (&top)[2]) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       float here[2] = {s[half * 32], s[half * 32 + 2]};
 #pragma unroll
       for (int e = 0; e < 32; ++e) here[e / 2 % 2] = fmaxf(here[e / 2 % 2], s[half * 32 + e]);
 #pragma unroll
-      for (int row = 0; row < 2; ++row) top[row] = fmaxf(top[row], Tr::kGate ? here[row] + shift[half] : here[row]);
+      for (int row = 0; row < 2; ++row) top[row] = fmaxf(top[row], Tr::kGate ? fmaf(here[row], a.scale_log2, shift[half][row]) : here[row]);
     }
   }
 
-  template <bool kMasked>
-  __device__ __forceinline__ void exponentiate(float (&s)[kN / 2], const float (&shift)[kHalves]) {
+  template <Where kWhere>
+  __device__ __forceinline__ void exponentiate(float (&s)[kN / 2], const float (&shift)[kHalves][2]) {
     float base[2];
 #pragma unroll
-    for (int row = 0; row < 2; ++row) base[row] = kMasked && row_max[row] == -INFINITY ? 0.f : row_max[row];
+    for (int row = 0; row < 2; ++row) base[row] = kWhere != Where::kInside && row_max[row] == -INFINITY ? 0.f : row_max[row];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const float add[2] = {Tr::kGate ? shift[half] - base[0] : -base[0], Tr::kGate ? shift[half] - base[1] : -base[1]};
+      const float add[2] = {Tr::kGate ? shift[half][0] - base[0] : -base[0],
+                            Tr::kGate ? shift[half][1] - base[1] : -base[1]};
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         const int e = half * 32 + i;
-        s[e] = ptx::ex2(Tr::kGate ? s[e] + add[e / 2 % 2] : fmaf(s[e], a.scale_log2, add[e / 2 % 2]));
+        s[e] = ptx::ex2(fmaf(s[e], a.scale_log2, add[e / 2 % 2]));
         row_sum[e / 2 % 2] += s[e];
       }
     }
@@ -320,41 +383,47 @@ struct ForwardConsumer {
     release(&smem.k_empty[k.slot]);
     ptx::mbarrier_wait(&smem.v_full[v.slot], v.parity);
     release(&smem.v_empty[v.slot]);
-    k.advance(), v.advance(), bias.advance();
+    k.advance(), v.advance();
     wait_turn(), pass_turn();
   }
 
+  template <bool kBounded>
   __device__ __forceinline__ void first_block(uint32_t (&p)[kN / 4], int n) {
-    float s[kN / 2], alpha[2];
+    float s[kN / 2], shift[kHalves][2], alpha[2];
     ptx::mbarrier_wait(&smem.k_full[k.slot], k.parity);
     ptx::wgmma_fence();
-    issue_scores(s);
+    issue_bias<Where::kDiagonal>(s);
+    issue_scores<Where::kDiagonal>(s);
+    block_shift<Where::kDiagonal>(shift, n);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(s);
     release(&smem.k_empty[k.slot]);
-    softmax<true>(s, alpha, n);
+    softmax<Where::kDiagonal, kBounded>(s, shift, alpha, n);
     pack(s, p);
-    k.advance(), bias.advance();
+    k.advance();
   }
 
   /// Scores and softmax of block n, values of block n + 1.
-  template <bool kMasked>
+  template <Where kWhere, bool kBounded>
   __device__ __forceinline__ void step(float (&o)[kD / 2], uint32_t (&p)[kN / 4], int n) {
-    float s[kN / 2], alpha[2];
+    float s[kN / 2], shift[kHalves][2], alpha[2];
     ptx::mbarrier_wait(&smem.k_full[k.slot], k.parity);
-    wait_turn();
     ptx::fence_registers(o);
     ptx::fence_registers(p);
     ptx::wgmma_fence();
-    issue_scores(s);
+    issue_bias<kWhere>(s);
+    wait_turn();
+    ptx::wgmma_fence();
+    issue_scores<kWhere>(s);
     ptx::mbarrier_wait(&smem.v_full[v.slot], v.parity);
     ptx::wgmma_fence();
     issue_values(o, p);
     pass_turn();
+    block_shift<kWhere>(shift, n);
     ptx::wgmma_wait<1>();
     ptx::fence_registers(s);
     release(&smem.k_empty[k.slot]);
-    const bool rescale = softmax<kMasked>(s, alpha, n);
+    const bool rescale = softmax<kWhere, kBounded>(s, shift, alpha, n);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(o);
     ptx::fence_registers(p);
@@ -364,7 +433,17 @@ struct ForwardConsumer {
 #pragma unroll
       for (int e = 0; e < kD / 2; ++e) o[e] *= alpha[e / 2 % 2];
     }
-    k.advance(), v.advance(), bias.advance();
+    k.advance(), v.advance();
+  }
+
+  /// Key tiles n down to n_begin, all but the values of the last.
+  template <bool kBounded>
+  __device__ __forceinline__ void all_scores(float (&o)[kD / 2], uint32_t (&p)[kN / 4], int n, int n_right, int n_left,
+                                             int n_begin) {
+    first_block<kBounded>(p, n);
+    for (--n; n >= max(n_right, n_begin); --n) step<Where::kDiagonal, kBounded>(o, p, n);
+    for (; n >= max(n_left, n_begin); --n) step<Where::kInside, kBounded>(o, p, n);
+    for (; n >= n_begin; --n) step<Where::kEdge, kBounded>(o, p, n);
   }
 
   __device__ __forceinline__ void last_values(float (&o)[kD / 2], uint32_t (&p)[kN / 4], int padding_rows) {
@@ -400,16 +479,8 @@ struct ForwardConsumer {
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
       inverse[row] = sum > 0 ? 1.f / sum : 0.f;
       const int i = row0 + own_row() + 8 * row;
-      if (lane % 4 == 0 && i < a.query_len) {
-        float lse = row_max[row] + ptx::lg2(sum);
-        if (Tr::kGate && sum > 0) {
-          const int position = position0 + own_row() + 8 * row;
-          const int64_t block = head_row * a.prefix.key_blocks + position / kBiasBlock;
-          lse += pair_difference(a.prefix.block[block], cref) +
-                 a.prefix.r[block * kBiasBlock + bias_slot(position % kBiasBlock)];
-        }
-        a.lse[head_row * a.query_len + i] = sum > 0 ? lse * 0.69314718f : -INFINITY;
-      }
+      if (lane % 4 == 0 && i < a.query_len)
+        a.lse[head_row * a.query_len + i] = sum > 0 ? (row_max[row] + ptx::lg2(sum)) * 0.69314718f : -INFINITY;
     }
     ptx::named_barrier_sync(kGroupBarrier + group, 128);  // all four warps are done with Q, whose place O takes
     const uint32_t base = ptx::smem_u32(smem.q[q.slot]) + group * 64 * 128;
@@ -464,9 +535,9 @@ struct ForwardConsumer {
         n_left = (uniform(of_row[last_row]) + kN - 1) / kN;
       }
     }
-    if constexpr (Tr::kGate)
-      cref = a.prefix.block[head_row * a.prefix.key_blocks + min(max(0, position0), a.key_len - 1) / kBiasBlock];
-    row_max[0] = row_max[1] = -INFINITY;
+    if constexpr (Tr::kGate) load_row_prefix(head_row);
+    const float bound = a.logit_bound ? uniform(a.logit_bound[t.head]) * float(kLog2e) : INFINITY;
+    row_max[0] = row_max[1] = bound <= kMaxBound ? bound - kMaxLag : -INFINITY;
     row_sum[0] = row_sum[1] = 0;
     float o[kD / 2];
 #pragma unroll
@@ -474,20 +545,22 @@ struct ForwardConsumer {
     uint32_t p[kN / 4];
 
     ptx::mbarrier_wait(&smem.q_full[q.slot], q.parity);
-    int n = n_max - 1;
 #pragma unroll 1
-    for (; n >= n_end; --n) skip_block();
-    first_block(p, n);
-    for (--n; n >= max(n_right, n_begin); --n) step<true>(o, p, n);
-    for (; n >= max(n_left, n_begin); --n) step<false>(o, p, n);
-    for (; n >= n_begin; --n) step<true>(o, p, n);
+    for (int n = n_max - 1; n >= n_end; --n) skip_block();
+    if (bound <= kMaxBound)
+      all_scores<true>(o, p, n_end - 1, n_right, n_left, n_begin);
+    else
+      all_scores<false>(o, p, n_end - 1, n_right, n_left, n_begin);
     last_values(o, p, a.seq_start ? uniform(int(a.seq_start[t.batch])) - n_begin * kN : 0);
 #pragma unroll 1
-    for (; n >= t.n_min; --n) skip_block();
+    for (int n = n_begin - 1; n >= t.n_min; --n) skip_block();
     store(o, t);
   }
 
   __device__ __forceinline__ void run() {
+    q_word0 = ptx::descriptor_word(ptx::smem_u32(smem.q[0]) + group * 64 * 128);
+    k_word0 = ptx::descriptor_word(ptx::smem_u32(smem.k[0]));
+    v_word0 = ptx::descriptor_word(ptx::smem_u32(smem.v[0]), Tr::kKeyPanelBytes);
     if (group == kWarpgroups - 1) pass_turn();  // warpgroup 0 begins
     while (true) {
       ptx::mbarrier_wait(&smem.tile_full[tile.slot], tile.parity);
@@ -518,6 +591,11 @@ __global__ void __launch_bounds__(Tr::kThreads, 1) forgetting_attn_forward_kerne
     for (int i = 0; i < 2; ++i) ptx::mbarrier_init(&smem.tile_full[i], 1), ptx::mbarrier_init(&smem.tile_empty[i], kWarps);
     ptx::fence_barrier_init();
   }
+  if (Tr::kGate && threadIdx.x < 64) {
+    smem.ones[threadIdx.x] = {0x3f803f80, 0x3f80, 0, 0};
+    smem.zeros[threadIdx.x] = {};
+    ptx::fence_proxy_async();
+  }
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
@@ -542,6 +620,7 @@ cudaError_t launch_forward(const ForgettingAttnParams& p, const ForgettingAttnPr
   if (error) return error;
   a.prefix = prefix;
   a.seq_start = p.seq_start;
+  a.logit_bound = p.logit_bound;
   a.lse = p.lse;
   a.scale_log2 = p.scale * float(kLog2e);
   a.heads = p.query_heads;

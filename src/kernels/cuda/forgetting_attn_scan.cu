@@ -4,6 +4,8 @@
 // in float64. Since gates are <= 0, prefixes only fall, so whether a key block matters to a block of query rows is
 // monotone in both and a binary search finds the bounds.
 
+#include <cuda_bf16.h>
+
 #include <algorithm>
 
 #include "kernels/cuda/forgetting_attn_prefix.h"
@@ -38,13 +40,27 @@ __device__ float2 split(double x) {
   return {hi, float(x - hi)};
 }
 
-/// r and block of this head.
+__device__ BiasTile& bias_tile(const ForgettingAttnPrefix& out, int64_t row, int block) {
+  return out.bias[(row * out.key_blocks + block) / 2];
+}
+
+/// One row of BiasTile.
+__device__ uint4 bias_row(float b, int block) {
+  const __nv_bfloat16 hi = __float2bfloat16_rn(b), mid = __float2bfloat16_rn(b - __bfloat162float(hi)),
+                      lo = __float2bfloat16_rn(b - __bfloat162float(hi) - __bfloat162float(mid));
+  const uint64_t one = uint64_t{0x3f80} << block % 4 * 16;  // columns 3 to 6
+  return {__bfloat16_as_ushort(hi) | uint32_t{__bfloat16_as_ushort(mid)} << 16,
+          __bfloat16_as_ushort(lo) | uint32_t(one) << 16, uint32_t(one >> 16), uint32_t(one >> 48)};
+}
+
+/// r, block and bias of this head.
 __device__ void prefix_sums(const ForgettingAttnParams& a, const ForgettingAttnPrefix& out, int b, int h) {
   __shared__ double total[kChunkBlocks];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t row = int64_t(b) * a.query_heads + h;
   const int padding = a.seq_start ? int(a.seq_start[b]) : 0;  // gates of padding may hold anything
   const float* log_f = a.log_f.data + b * a.log_f.stride_b + h * a.log_f.stride_h;
+  const float to_score = 1.f / (a.scale * float(kLog2e));
   double carry = 0;
   for (int chunk = 0; chunk < out.key_blocks; chunk += kChunkBlocks) {
     const int first = chunk + warp * kBlocksPerWarp;
@@ -66,10 +82,16 @@ __device__ void prefix_sums(const ForgettingAttnParams& a, const ForgettingAttnP
         const float left = __shfl_up_sync(0xffffffff, sum, step);
         if (lane >= step) sum += left;
       }
-      const float before = __shfl_up_sync(0xffffffff, sum, 1);
+      const float before = __shfl_up_sync(0xffffffff, sum, 1), all = __shfl_sync(0xffffffff, sum, 31);
       if (first + u < out.key_blocks) {
         float2* r = reinterpret_cast<float2*>(out.r + (row * out.key_blocks + first + u) * kBiasBlock);
-        r[bias_slot(2 * lane) / 2] = {(lane ? before : 0.f) + even, sum};
+        const float2 own = {(lane ? before : 0.f) + even, sum};
+        r[bias_slot(2 * lane) / 2] = own;
+        if (out.bias) {
+          uint4* rows = bias_tile(out, row, first + u).row + (first + u) % 2 * kBiasBlock + 2 * lane;
+          rows[0] = bias_row((all - own.x) * to_score, first + u);
+          rows[1] = bias_row((all - own.y) * to_score, first + u);
+        }
       }
       if (lane == 31) total[warp * kBlocksPerWarp + u] = sum;
     }
@@ -87,6 +109,10 @@ __device__ void prefix_sums(const ForgettingAttnParams& a, const ForgettingAttnP
       if (block < out.key_blocks) {  // key_blocks is even
         out.block[row * out.key_blocks + block] = split(before);
         out.block[row * out.key_blocks + block + 1] = split(before + even);
+        if (out.bias) {
+          const float2 first_end = split(before + even), second_end = split(before + even + odd);
+          bias_tile(out, row, block).end = {first_end.x, first_end.y, second_end.x, second_end.y};
+        }
       }
       carry += __shfl_sync(0xffffffff, sum, 31);
     }
@@ -164,7 +190,7 @@ __global__ void __launch_bounds__(256) head_order_kernel(const __grid_constant__
 
 }  // namespace
 
-size_t layout_prefix(const ForgettingAttnParams& a, void* workspace, ForgettingAttnPrefix* out) {
+size_t layout_prefix(const ForgettingAttnParams& a, void* workspace, ForgettingAttnPrefix* out, bool forward) {
   const size_t heads = size_t(a.batch) * a.query_heads;
   *out = {};
   out->key_blocks = (a.key_len + 127) / 128 * 2;
@@ -184,6 +210,7 @@ size_t layout_prefix(const ForgettingAttnParams& a, void* workspace, ForgettingA
   take(out->kept, heads);
   if (a.pruned && a.log_f.data && heads <= kMaxSortedHeads) take(out->head_order, heads);
   take(out->counters, kCounters);
+  if (forward && a.log_f.data) take(out->bias, heads * out->key_blocks / 2);
   return used;
 }
 

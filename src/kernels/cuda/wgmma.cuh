@@ -18,14 +18,27 @@
 
 namespace fox::ptx {
 
-constexpr uint64_t kSwizzle128 = 1ull << 62;
-/// `address`: shared-memory address, 1 KB aligned up to the k16 step.
-__device__ __forceinline__ uint64_t descriptor_k_major(uint32_t address) {
-  return kSwizzle128 | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 16) | ((address & 0x3FFFF) >> 4);
+/// A descriptor is two words: how the operand lies (compile-time), and where. Only the second moves, in 16-byte units:
+/// descriptor(where + bytes / 16, layout). `address` is a shared-memory address, 1 KB aligned up to the k16 step.
+constexpr uint32_t kPanelLayout = (1u << 30) | (1024 >> 4);
+__device__ __forceinline__ uint32_t descriptor_word(uint32_t address, uint32_t panel_bytes = 16) {
+  return (panel_bytes >> 4 << 16) | (address >> 4);
 }
+__device__ __forceinline__ uint64_t descriptor(uint32_t word) {
+  uint64_t d;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(word), "r"(kPanelLayout));
+  return d;
+}
+/// K-major operand of rows of 16 bytes, packed without swizzle, for the first 8 of a k16 step; the same rows' second 8 lie
+/// `second_half` bytes further.
+__device__ __forceinline__ uint64_t descriptor_narrow(uint32_t address, uint32_t second_half) {
+  uint64_t d;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"((second_half >> 4 << 16) | (address >> 4)), "r"(128 >> 4));
+  return d;
+}
+__device__ __forceinline__ uint64_t descriptor_k_major(uint32_t address) { return descriptor(descriptor_word(address)); }
 __device__ __forceinline__ uint64_t descriptor_mn_major(uint32_t address, uint32_t panel_bytes) {
-  return kSwizzle128 | (uint64_t{1024 >> 4} << 32) | (static_cast<uint64_t>(panel_bytes >> 4) << 16) |
-         ((address & 0x3FFFF) >> 4);
+  return descriptor(descriptor_word(address, panel_bytes));
 }
 /// Byte offset of a 16-byte chunk (0..7) of a row within a 128-byte-swizzled panel.
 __device__ __forceinline__ uint32_t swizzle128(uint32_t row, uint32_t chunk) {
