@@ -28,7 +28,7 @@ enum class Gates {
 };
 
 struct ForgettingAttnCase {
-  std::string name;
+  std::string name = {};
   int64_t batch = 1, q_len = 0, k_len = 0, heads = 1, kv_heads = 1, head_dim = 16;
   Gates gates = Gates::kNormal;
   std::optional<int64_t> window = {};

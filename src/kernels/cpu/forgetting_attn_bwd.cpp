@@ -340,7 +340,8 @@ void backward(const ForgettingAttnParams<T>& p, const ForgettingAttnGrads<T>& gr
                                  std::max<int64_t>(job.key_blocks, 1));
   cut_runs(job);
   const int64_t size = kBlock * job.width, q_size = q_blocks * size, k_size = kv_heads * job.key_blocks * size;
-  const auto memory = hwy::AllocateAligned<T>((4 + job.runs) * q_size + 2 * k_size + 3 * q_blocks * kBlock);
+  const int64_t numbers = (4 + job.runs) * q_size + 2 * k_size + 3 * q_blocks * kBlock;
+  const auto memory = hwy::AllocateAligned<T>(std::max<int64_t>(1, numbers));
   T* at = memory.get();
   for (T** part : {&job.q, &job.q_t, &job.d_o, &job.d_o_t}) *part = std::exchange(at, at + q_size);
   for (T** part : {&job.k, &job.v}) *part = std::exchange(at, at + k_size);

@@ -208,7 +208,7 @@ void forward(const ForgettingAttnParams<T>& p, const ForgettingAttnOutput<T>& ou
   const auto plan = make_plan(p);
   if (plan.q_blocks == 0) return;
   const int64_t key_blocks = (p.k_len + kBlock - 1) / kBlock, width = step.width(p.head_dim);
-  const auto v = hwy::AllocateAligned<T>(p.batch * p.kv_heads * key_blocks * kBlock * width);
+  const auto v = hwy::AllocateAligned<T>(std::max<int64_t>(1, p.batch * p.kv_heads * key_blocks * kBlock * width));
   const ForwardJob<T> job{p, out, plan, v.get(), key_blocks};
 #pragma omp parallel num_threads(p.threads)
   {

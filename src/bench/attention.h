@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+// Forgetting attention against torch's own operators: the same tensors, the same process, taking turns.
+namespace fox::bench {
+
+struct AttentionOptions {
+  std::string device = "cpu";
+  std::string dtype = "float32";  ///< float32, float64, bfloat16 or float16
+  std::vector<int64_t> lengths{1024, 2048, 4096};
+  int64_t batch = 1, heads = 4, head_dim = 64;
+  bool prune = true;         ///< also measure adaptive pruning (log-spaced gates, tolerance e^-10)
+  int64_t repetitions = 10;  ///< turns of each contender; the first, which warms up, is not counted
+  int64_t threads = 0;       ///< 0: as many as there are cores
+  uint64_t seed = 0;
+};
+
+/// One line of the result.
+struct AttentionMeasurement {
+  std::string op = {};         ///< forgetting_attn, sdpa (causal, no bias) or sdpa_float_mask (the gates as a mask)
+  std::string direction = {};  ///< forward, backward, forward_backward
+  std::string gates = {};  ///< off; on: logsigmoid(N(4, 1)); log_spaced: decay times from 8 to 65,536 tokens over heads
+  bool pruned = false;
+  std::string kernel = {};  ///< what ran, e.g. the instruction set
+  std::string dtype = {};
+  int64_t B = 0, T = 0, H = 0, D = 0;
+  double ms = 0;         ///< median
+  double ms_spread = 0;  ///< distance of the quartiles
+  double tflops = 0;     ///< of dense causal attention: 2 B H T² D forward, 2.5 times that backward
+  double ratio = 0;      ///< speed relative to sdpa in the same direction; above 1 is faster
+  double kept = 1;       ///< share of causal 64×64 blocks computed
+};
+
+/// Measures everything length by length and hands over each line when its length is done.
+/// Throws fox::Error on an unknown device or dtype, or when a size is not supported.
+void bench_attention(const AttentionOptions& options, const std::function<void(const AttentionMeasurement&)>& report);
+
+/// A JSON object on one line, keys as in AttentionMeasurement.
+std::string to_json(const AttentionMeasurement& measurement);
+/// Rows of a table for people, and its head.
+std::string table_head();
+std::string table_row(const AttentionMeasurement& measurement);
+
+}  // namespace fox::bench
