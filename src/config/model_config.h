@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -62,8 +63,9 @@ struct ModelConfig {
   static bool is_built(const std::string& model_type);
   /// Reads the published keys. Throws fox::Error naming `where` and the key: unknown keys (nearest known one offered;
   /// keys that transformers itself writes, such as architectures or torch_dtype, are accepted), types, ranges, head
-  /// sizes that do not divide, model types that are not known.
-  static ModelConfig from_json(const nlohmann::json& json, const std::string& where = "config.json");
+  /// sizes that do not divide, model types that are not known. `locate` may tell where a key stands better than `where`.
+  static ModelConfig from_json(const nlohmann::json& json, const std::string& where = "config.json",
+                               const std::function<std::string(const std::string& key)>& locate = nullptr);
   /// Every key of the model_type, in published spelling.
   nlohmann::json to_json() const;
 };

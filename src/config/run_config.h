@@ -59,7 +59,7 @@ struct OutputConfig {
 /// A run file: tables [model] [data] [train] [eval] [output]. [model] holds config.json keys (vocab_size may be left out:
 /// model.vocab_size is then 0, and training sets it to the tokenizer's), or `config = "file.json"` and keys that override it.
 struct RunConfig {
-  ModelConfig model;
+  ModelConfig model;  // vocab_size 0: left out
   DataConfig data;
   TrainConfig train;
   EvalConfig eval;
@@ -67,6 +67,8 @@ struct RunConfig {
 
   /// Reads FILE.toml and applies `--set table.key=value` in order. Throws UsageError (exit 2) for a file that does not
   /// parse or keys, types and ranges that are wrong, naming the key, the line where there is one, and the nearest known key.
+  /// Defaults that follow from other keys (train.batch_tokens, …) are filled in. A value of `--set` is read as TOML's, and
+  /// a bare word as a string.
   static RunConfig load(const std::filesystem::path& toml, const std::vector<std::string>& overrides = {});
   nlohmann::json to_json() const;
   /// As TOML that load() reads back to the same configuration (--print-config).
