@@ -1,5 +1,8 @@
 // libFuzzer: whatever stands where the header of a safetensors file should be, parsing it ends in a header that tiles
-// the data or in a fox::Error. Build with clang and -DFOX_FUZZ=ON (docs in CONTRIBUTING.md).
+// the data or in a fox::Error.
+//
+//     cmake -S . -B build-fuzz -G Ninja -DFOX_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++   (Debian: libclang-rt-14-dev)
+//     ninja -C build-fuzz safetensors_fuzz && build-fuzz/safetensors_fuzz -max_total_time=300
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
