@@ -150,12 +150,14 @@ ForgettingAttnPlan make_plan(const ForgettingAttnParams<T>& p) {
   if (p.log_f != nullptr) plan.gate_sum.resize(heads * p.k_len);
   plan.segment.resize(heads * p.k_len);
   plan.key_begin.resize(heads * plan.q_blocks);
-  parallel_pieces(heads, 1, [&](int64_t begin, int64_t end, int64_t) {
-    for (int64_t head = begin; head < end; ++head) {
-      fill_segments(p, head / p.heads, head % p.heads, plan);
-      fill_key_begin(p, head / p.heads, head % p.heads, plan);
-    }
-  });
+  // Waking threads for less than some 10 µs of work costs more than it saves.
+  parallel_pieces(heads, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, p.k_len)),
+                  [&](int64_t begin, int64_t end, int64_t) {
+                    for (int64_t head = begin; head < end; ++head) {
+                      fill_segments(p, head / p.heads, head % p.heads, plan);
+                      fill_key_begin(p, head / p.heads, head % p.heads, plan);
+                    }
+                  });
   return plan;
 }
 
