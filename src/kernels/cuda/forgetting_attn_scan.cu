@@ -1,6 +1,7 @@
-// The forget bias and the block bounds, one thread block per (batch, head); see forgetting_attn_prefix.h.
+// The forget bias and the block bounds; see forgetting_attn_prefix.h.
 //
-// A prefix sum over time in two levels: every warp sums a block of 64 gates in float32, one warp sums the block totals
+// A prefix sum over time in two levels: one kernel sums the gates within each block of 64 keys in float32, reading 32
+// heads side by side since they lie side by side; the next, one thread block per (batch, head), sums the blocks' totals
 // in float64. Since gates are <= 0, prefixes only fall, so whether a key block matters to a block of query rows is
 // monotone in both and a binary search finds the bounds.
 
@@ -14,9 +15,7 @@ namespace fox::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / 32;
-constexpr int kBlocksPerWarp = 4;  // independent loads in flight; 16 warps take 4096 keys at a time
-constexpr int kChunkBlocks = kWarps * kBlocksPerWarp;
+constexpr int kGateThreads = 256, kGateHeads = 32;
 constexpr int kMaxSortedHeads = 4096;
 
 /// First key that the row at position p of batch row b may see (may exceed p: then it sees none).
@@ -53,68 +52,69 @@ __device__ uint4 bias_row(float b, int block) {
           __bfloat16_as_ushort(lo) | uint32_t(one) << 16, uint32_t(one >> 16), uint32_t(one >> 48)};
 }
 
-/// r, block and bias of this head.
-__device__ void prefix_sums(const ForgettingAttnParams& a, const ForgettingAttnPrefix& out, int b, int h) {
-  __shared__ double total[kChunkBlocks];
+/// r, bias and (in the place of the prefix before the block) the total of one block of keys of kGateHeads heads.
+__global__ void __launch_bounds__(kGateThreads) gate_blocks_kernel(const __grid_constant__ ForgettingAttnParams a,
+                                                                   const __grid_constant__ ForgettingAttnPrefix out) {
+  __shared__ float tile[kBiasBlock][kGateHeads + 1];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t row = int64_t(b) * a.query_heads + h;
+  const int head_groups = (a.query_heads + kGateHeads - 1) / kGateHeads;
+  const int n = blockIdx.x % out.key_blocks, b = blockIdx.x / out.key_blocks / head_groups;
+  const int first_head = blockIdx.x / out.key_blocks % head_groups * kGateHeads;
   const int padding = a.seq_start ? int(a.seq_start[b]) : 0;  // gates of padding may hold anything
-  const float* log_f = a.log_f.data + b * a.log_f.stride_b + h * a.log_f.stride_h;
+  const float* log_f = a.log_f.data + b * a.log_f.stride_b + (first_head + lane) * a.log_f.stride_h;
+#pragma unroll
+  for (int i = warp; i < kBiasBlock; i += kGateThreads / 32) {
+    const int64_t key = int64_t(n) * kBiasBlock + i;
+    const bool valid = key >= padding && key < a.key_len && first_head + lane < a.query_heads;
+    tile[i][lane] = fmaxf(valid ? log_f[key * a.log_f.stride_t] : 0.f, kMinLogF) * float(kLog2e);
+  }
+  __syncthreads();
   const float to_score = 1.f / (a.scale * float(kLog2e));
-  double carry = 0;
-  for (int chunk = 0; chunk < out.key_blocks; chunk += kChunkBlocks) {
-    const int first = chunk + warp * kBlocksPerWarp;
-    float gate[kBlocksPerWarp][2];
+  for (int h = warp; h < kGateHeads && first_head + h < a.query_heads; h += kGateThreads / 32) {
+    const int64_t row = int64_t(b) * a.query_heads + first_head + h;
+    const float even = tile[2 * lane][h], odd = tile[2 * lane + 1][h];
+    float sum = even + odd;
 #pragma unroll
-    for (int u = 0; u < kBlocksPerWarp; ++u)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int64_t key = int64_t(first + u) * kBiasBlock + 2 * lane + e;
-        gate[u][e] = key >= padding && key < a.key_len ? log_f[key * a.log_f.stride_t] : 0.f;
-      }
-#pragma unroll
-    for (int u = 0; u < kBlocksPerWarp; ++u) {
-      const float even = fmaxf(gate[u][0], kMinLogF) * float(kLog2e);
-      const float odd = fmaxf(gate[u][1], kMinLogF) * float(kLog2e);
-      float sum = even + odd;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const float left = __shfl_up_sync(0xffffffff, sum, step);
-        if (lane >= step) sum += left;
-      }
-      const float before = __shfl_up_sync(0xffffffff, sum, 1), all = __shfl_sync(0xffffffff, sum, 31);
-      if (first + u < out.key_blocks) {
-        float2* r = reinterpret_cast<float2*>(out.r + (row * out.key_blocks + first + u) * kBiasBlock);
-        const float2 own = {(lane ? before : 0.f) + even, sum};
-        r[bias_slot(2 * lane) / 2] = own;
-        if (out.bias) {
-          uint4* rows = bias_tile(out, row, first + u).row + (first + u) % 2 * kBiasBlock + 2 * lane;
-          rows[0] = bias_row((all - own.x) * to_score, first + u);
-          rows[1] = bias_row((all - own.y) * to_score, first + u);
-        }
-      }
-      if (lane == 31) total[warp * kBlocksPerWarp + u] = sum;
+    for (int step = 1; step < 32; step *= 2) {
+      const float left = __shfl_up_sync(0xffffffff, sum, step);
+      if (lane >= step) sum += left;
     }
-    __syncthreads();
-    if (warp == 0) {
-      const double even = total[2 * lane], odd = total[2 * lane + 1];
-      double sum = even + odd;
+    const float before = __shfl_up_sync(0xffffffff, sum, 1), all = __shfl_sync(0xffffffff, sum, 31);
+    const float2 own = {(lane ? before : 0.f) + even, sum};
+    reinterpret_cast<float2*>(out.r + (row * out.key_blocks + n) * kBiasBlock)[bias_slot(2 * lane) / 2] = own;
+    if (out.bias) {
+      uint4* rows = bias_tile(out, row, n).row + n % 2 * kBiasBlock + 2 * lane;
+      rows[0] = bias_row((all - own.x) * to_score, n);
+      rows[1] = bias_row((all - own.y) * to_score, n);
+    }
+    if (lane == 0) out.block[row * out.key_blocks + n] = {all, 0.f};
+  }
+}
+
+/// Totals of this head's blocks to prefixes, in place.
+__device__ void sum_blocks(const ForgettingAttnPrefix& out, int64_t row) {
+  __shared__ double warp_total[kThreads / 32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  double carry = 0;
+  for (int chunk = 0; chunk < out.key_blocks; chunk += kThreads) {
+    const int block = chunk + threadIdx.x;
+    const double own = block < out.key_blocks ? out.block[row * out.key_blocks + block].x : 0.;
+    double sum = own;
 #pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const double left = __shfl_up_sync(0xffffffff, sum, step);
-        if (lane >= step) sum += left;
-      }
-      const int block = chunk + 2 * lane;
-      const double before = carry + sum - odd - even;
-      if (block < out.key_blocks) {  // key_blocks is even
-        out.block[row * out.key_blocks + block] = split(before);
-        out.block[row * out.key_blocks + block + 1] = split(before + even);
-        if (out.bias) {
-          const float2 first_end = split(before + even), second_end = split(before + even + odd);
-          bias_tile(out, row, block).end = {first_end.x, first_end.y, second_end.x, second_end.y};
-        }
-      }
-      carry += __shfl_sync(0xffffffff, sum, 31);
+    for (int step = 1; step < 32; step *= 2) {
+      const double left = __shfl_up_sync(0xffffffff, sum, step);
+      if (lane >= step) sum += left;
+    }
+    if (lane == 31) warp_total[warp] = sum;
+    __syncthreads();
+    for (int w = 0; w < kThreads / 32; ++w) {
+      if (w < warp) sum += warp_total[w];
+    }
+    sum += carry;
+    for (int w = 0; w < kThreads / 32; ++w) carry += warp_total[w];
+    if (block < out.key_blocks) {
+      out.block[row * out.key_blocks + block] = split(sum - own);
+      if (out.bias) reinterpret_cast<float2*>(&bias_tile(out, row, block).end)[block % 2] = split(sum);
     }
     __syncthreads();
   }
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads) prefix_kernel(const __grid_constant_
   const int64_t row = blockIdx.x;
   const int offset = a.key_len - a.query_len;
   if (blockIdx.x == 0 && threadIdx.x < kCounters) out.counters[threadIdx.x] = 0;
-  if (out.r) prefix_sums(a, out, b, h);
+  if (out.r) sum_blocks(out, row);
 
   if (out.lower && h == 0)
     for (int i = threadIdx.x; i < a.query_len; i += kThreads)
@@ -216,6 +216,10 @@ size_t layout_prefix(const ForgettingAttnParams& a, void* workspace, ForgettingA
 
 cudaError_t launch_prefix(const ForgettingAttnParams& a, const ForgettingAttnPrefix& prefix, cudaStream_t stream) {
   const int heads = a.batch * a.query_heads;
+  if (prefix.r) {
+    const int groups = a.batch * ((a.query_heads + kGateHeads - 1) / kGateHeads);
+    gate_blocks_kernel<<<groups * prefix.key_blocks, kGateThreads, 0, stream>>>(a, prefix);
+  }
   prefix_kernel<<<heads, kThreads, 0, stream>>>(a, prefix);
   if (prefix.head_order) head_order_kernel<<<(heads + 255) / 256, 256, 0, stream>>>(prefix, heads);
   return cudaGetLastError();

@@ -1,0 +1,532 @@
+// Decoding: bound by the memory's speed, so everything serves keeping loads in flight and reading only what matters.
+//
+// A plan kernel finds for each (sequence, KV head) the first key block that some of its queries need and cuts the kept
+// range into chunks of 512 keys; a persistent kernel works on the flat list of chunks, so sequences and heads of very
+// different length fill the machine evenly; a last kernel combines the chunks by their log-sum-exps. Within a chunk each
+// of four warps streams its 128 keys through its own ring of cp.async stages, without meeting the others before the end.
+// The queries of a KV head's group, padded to 16 rows, are the A operand of mma.m16n8k16.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/cuda/forgetting_attn_prefix.h"
+#include "kernels/cuda/forgetting_decode.h"
+#include "kernels/cuda/ptx.cuh"
+
+namespace fox::cuda {
+namespace {
+
+constexpr int kWarps = 4, kTileKeys = 16, kChunkKeys = 512, kWarpKeys = kChunkKeys / kWarps, kRows = 16;
+
+struct DecodeArgs {
+  ForgettingDecodeParams p;
+  int32_t rows, row_blocks, max_chunks;
+  int32_t block_heads;  // at most so many heads in a block of 16 rows
+  int32_t* begin;       // (batch * kv_heads): first key kept, a multiple of 64
+  int32_t* offset;      // (batch * kv_heads + 1): number of chunks before each
+  float* partial_o;     // (chunks, row_blocks, 16, head_dim)
+  float2* partial_ml;   // (chunks, row_blocks, 16): maximum and sum, in log2 units
+};
+
+// ----------------------------------------------------------------------------------------------------------- plan
+
+/// First key that query head h of sequence b needs.
+__device__ int first_needed_key(const ForgettingDecodeParams& p, int b, int h, int key_len) {
+  const int position = max(0, key_len - p.query_len);  // of the first query, which reaches back furthest
+  int first = p.window > 0 ? max(0, position - p.window + 1) : 0;
+  if (p.pruned && p.prefix.r) {
+    const int64_t row = int64_t(b) * p.query_heads + h;
+    const float2* block = reinterpret_cast<const float2*>(p.prefix.block) + row * p.prefix.max_blocks;
+    const float r = p.prefix.r[row * p.prefix.max_blocks * kBiasBlock + position];
+    const float threshold = (-2 * p.logit_bound[h] - logf(float(key_len)) + p.log_tolerance) * float(kLog2e);
+    int low = 0, high = position / kBiasBlock;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (pair_difference(block[position / kBiasBlock], block[middle + 1]) + r >= threshold) high = middle;
+      else low = middle + 1;
+    }
+    first = max(first, high * kBiasBlock);
+  }
+  return first / kBiasBlock * kBiasBlock;
+}
+
+__global__ void __launch_bounds__(1024) decode_plan_kernel(const __grid_constant__ DecodeArgs a) {
+  __shared__ int warp_total[32];
+  __shared__ int carry;
+  if (threadIdx.x == 0) carry = 0;
+  const int items = a.p.batch * a.p.kv_heads, group = a.p.query_heads / a.p.kv_heads;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int base = 0; base < items; base += 1024) {
+    const int item = base + threadIdx.x;
+    int chunks = 0;
+    if (item < items) {
+      const int b = item / a.p.kv_heads, key_len = a.p.key_len[b];
+      int begin = key_len;
+      for (int g = 0; g < group && key_len > 0; ++g)
+        begin = min(begin, first_needed_key(a.p, b, item % a.p.kv_heads * group + g, key_len));
+      a.begin[item] = begin;
+      chunks = (key_len - begin + kChunkKeys - 1) / kChunkKeys;
+    }
+    int sum = chunks;
+    for (int step = 1; step < 32; step *= 2) {
+      const int left = __shfl_up_sync(0xffffffff, sum, step);
+      if (lane >= step) sum += left;
+    }
+    if (lane == 31) warp_total[warp] = sum;
+    __syncthreads();
+    int before = carry;
+    for (int w = 0; w < warp; ++w) before += warp_total[w];
+    if (item < items) a.offset[item] = before + sum - chunks;
+    __syncthreads();
+    if (threadIdx.x == 1023) carry = before + sum;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) a.offset[items] = carry;
+}
+
+// --------------------------------------------------------------------------------------------------- instructions
+
+/// Byte offset of a 16-byte chunk of a row in a panel of 128-byte rows, so that 8 rows of one chunk meet 8 bank groups.
+__device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) { return row * 128 + ((chunk ^ row % 8) << 4); }
+__device__ __forceinline__ void copy_async_16(uint32_t dst, const void* src, bool valid) {
+  const int bytes = valid ? 16 : 0;  // the rest is filled with zeros
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_async_8(uint32_t dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(dst), "l"(src) : "memory");
+}
+__device__ __forceinline__ float2 load_shared_2(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+template <typename T>
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<T, __half>)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ----------------------------------------------------------------------------------------------------------- main
+
+template <typename T, int kD>
+struct DecodeWarp {
+  static constexpr int kStages = kD <= 64 ? 4 : kD <= 128 ? 3 : 2;
+  static constexpr int kPanels = kD / 64, kPanelBytes = kTileKeys * 128, kTileBytes = kPanels * kPanelBytes;
+  /// A stage: K tile, V tile, then for each head of the row block r of 16 keys and the prefix pair of their block.
+  __host__ __device__ static constexpr int stage_bytes(int heads) {
+    return 2 * kTileBytes + (heads * (kTileKeys * 4 + 8) + 127) / 128 * 128;
+  }
+
+  const DecodeArgs& a;
+  const uint32_t ring;  // shared address of this warp's stages, K before V in each
+  const int stage_size, lane;
+  int item, b, kv_head, key_len, row_block;
+  int first_head, heads;  // of the row block
+  float2 row_block_prefix[2];  // prefix pair of the block of this thread's rows
+  float row_r[2];
+  int row_head[2], row_position[2];  // position < 0: padding
+  uint32_t q[kD / 16][4];
+  float o[kD / 8][4], top[2], sum[2];
+
+  __device__ __forceinline__ int row_index(int row) const { return row_block * kRows + lane / 4 + 8 * row; }
+
+  __device__ __forceinline__ void begin_chunk() {
+    const auto& p = a.p;
+    const int group = p.query_heads / p.kv_heads, last_row = min(row_block * kRows + kRows, a.rows) - 1;
+    first_head = kv_head * group + row_block * kRows / p.query_len;
+    heads = kv_head * group + last_row / p.query_len - first_head + 1;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int index = row_index(row);
+      const bool valid = index < a.rows;
+      row_head[row] = valid ? kv_head * group + index / p.query_len : first_head;
+      row_position[row] = valid ? key_len - p.query_len + index % p.query_len : -1;
+      const int position = max(0, row_position[row]);
+      const T* from = static_cast<const T*>(p.q.data) + b * p.q.stride_b + (valid ? index % p.query_len : 0) * p.q.stride_t +
+                      row_head[row] * p.q.stride_h;
+#pragma unroll
+      for (int i = 0; i < kD / 8; ++i) {
+        const int d = 8 * i + lane % 4 * 2;
+        q[i / 2][i % 2 * 2 + row] = valid && d < p.head_dim ? *reinterpret_cast<const uint32_t*>(from + d) : 0;
+      }
+      if (p.prefix.r) {
+        const int64_t head_row = int64_t(b) * p.query_heads + row_head[row];
+        row_r[row] = p.prefix.r[head_row * p.prefix.max_blocks * kBiasBlock + position];
+        row_block_prefix[row] =
+            reinterpret_cast<const float2*>(p.prefix.block)[head_row * p.prefix.max_blocks + position / kBiasBlock];
+      }
+      top[row] = -INFINITY, sum[row] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kD / 8; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[i][e] = 0;
+  }
+
+  __device__ __forceinline__ void load_tile(int stage, int key0, int end) {
+    const auto& p = a.p;
+    const uint32_t to = ring + stage * stage_size;
+    if (key0 < end) {
+      int64_t k_at, v_at;
+      if (p.block_table) {
+        const int64_t page = p.block_table[int64_t(item) * p.max_pages + key0 / kBiasBlock];
+        k_at = page * p.k.stride_b + key0 % kBiasBlock * p.k.stride_t;
+        v_at = page * p.v.stride_b + key0 % kBiasBlock * p.v.stride_t;
+      } else {
+        k_at = b * p.k.stride_b + key0 * p.k.stride_t + kv_head * p.k.stride_h;
+        v_at = b * p.v.stride_b + key0 * p.v.stride_t + kv_head * p.v.stride_h;
+      }
+      const T* k = static_cast<const T*>(p.k.data) + k_at;
+      const T* v = static_cast<const T*>(p.v.data) + v_at;
+#pragma unroll
+      for (int i = lane; i < kTileKeys * kD / 8; i += 32) {
+        const int row = i / (kD / 8), chunk = i % (kD / 8);
+        const bool valid = key0 + row < end && chunk * 8 < p.head_dim;
+        const uint32_t at = to + chunk / 8 * kPanelBytes + swizzled(row, chunk % 8);
+        copy_async_16(at, k + (valid ? row * p.k.stride_t + chunk * 8 : 0), valid);
+        copy_async_16(at + kTileBytes, v + (valid ? row * p.v.stride_t + chunk * 8 : 0), valid);
+      }
+      if (p.prefix.r) load_prefix(to + 2 * kTileBytes, key0);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  __device__ __forceinline__ void load_prefix(uint32_t to, int key0) {
+    const auto& c = a.p.prefix;
+    const int64_t first_row = (int64_t(b) * a.p.query_heads + first_head) * c.max_blocks;
+    for (int i = lane; i < heads * 4; i += 32)
+      copy_async_16(to + i * 16, c.r + (first_row + i / 4 * c.max_blocks) * kBiasBlock + key0 + i % 4 * 4, true);
+    for (int i = lane; i < heads; i += 32)
+      copy_async_8(to + heads * 64 + i * 8,
+                   reinterpret_cast<const float2*>(c.block) + first_row + i * c.max_blocks + key0 / kBiasBlock);
+  }
+
+  /// D_ij of this thread's two rows and the keys 2 (lane % 4) + {0, 1, 8, 9} of a tile, in log2 units.
+  __device__ __forceinline__ void bias_of_tile(float (&bias)[2][4], uint32_t from) const {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int head = row_head[row] - first_head;
+      const float2 near = load_shared_2(from + head * 64 + lane % 4 * 8),
+                   far = load_shared_2(from + head * 64 + 32 + lane % 4 * 8);
+      const float from_row = pair_difference(row_block_prefix[row], load_shared_2(from + heads * 64 + head * 8));
+      bias[row][0] = from_row + (row_r[row] - near.x), bias[row][1] = from_row + (row_r[row] - near.y);
+      bias[row][2] = from_row + (row_r[row] - far.x), bias[row][3] = from_row + (row_r[row] - far.y);
+    }
+  }
+
+  __device__ __forceinline__ void process_tile(int stage, int key0, float scale_log2) {
+    const uint32_t k_tile = ring + stage * stage_size, v_tile = k_tile + kTileBytes;
+    float s[2][4] = {}, bias[2][4] = {};
+    if (a.p.prefix.r) bias_of_tile(bias, v_tile + kTileBytes);
+    const uint32_t k_row = lane / 16 * 8 + lane % 8, v_row = lane / 8 % 2 * 8 + lane % 8;
+#pragma unroll
+    for (int step = 0; step < kD / 16; ++step) {
+      uint32_t r[4];
+      ldmatrix_x4(r, k_tile + step / 4 * kPanelBytes + swizzled(k_row, step % 4 * 2 + lane / 8 % 2));
+      mma<T>(s[0], q[step], r[0], r[1]);
+      mma<T>(s[1], q[step], r[2], r[3]);
+    }
+    softmax(s, key0, bias, scale_log2);
+    const uint32_t p[4] = {ptx::pack2<T>(s[0][0], s[0][1]), ptx::pack2<T>(s[0][2], s[0][3]),
+                           ptx::pack2<T>(s[1][0], s[1][1]), ptx::pack2<T>(s[1][2], s[1][3])};
+#pragma unroll
+    for (int i = 0; i < kD / 16; ++i) {
+      uint32_t r[4];
+      ldmatrix_x4_trans(r, v_tile + i / 4 * kPanelBytes + swizzled(v_row, i % 4 * 2 + lane / 16));
+      mma<T>(o[2 * i], p, r[0], r[1]);
+      mma<T>(o[2 * i + 1], p, r[2], r[3]);
+    }
+  }
+
+  /// Scores s[key group][2 * row + key] to weights; rescales o when a row's maximum grows.
+  __device__ __forceinline__ void softmax(float (&s)[2][4], int key0, const float (&bias)[2][4], float scale_log2) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int last = row_position[row], first = a.p.window > 0 ? last - a.p.window + 1 : 0;
+      float highest = top[row];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int key = key0 + lane % 4 * 2 + e / 2 * 8 + e % 2;
+        float& t = s[e / 2][2 * row + e % 2];
+        t = key > last || key < first ? -INFINITY : fmaf(t, scale_log2, bias[row][e]);
+        highest = fmaxf(highest, t);
+      }
+      highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 1));
+      highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, 2));
+      const float base = highest == -INFINITY ? 0.f : highest;
+      const float alpha = ptx::ex2(top[row] - base);
+      top[row] = highest;
+      sum[row] *= alpha;
+      if (__any_sync(0xffffffff, alpha != 1.f)) {
+#pragma unroll
+        for (int i = 0; i < kD / 8; ++i) o[i][2 * row] *= alpha, o[i][2 * row + 1] *= alpha;
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& t = s[e / 2][2 * row + e % 2];
+        t = ptx::ex2(t - base);
+        sum[row] += t;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run(int first, int end) {
+    const float scale_log2 = a.p.scale * float(kLog2e);
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) load_tile(i, first + i * kTileKeys, end);
+    int stage = 0;
+#pragma unroll 1
+    for (int key0 = first; key0 < end; key0 += kTileKeys) {
+      asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+      __syncwarp();
+      load_tile((stage + kStages - 1) % kStages, key0 + (kStages - 1) * kTileKeys, end);
+      process_tile(stage, key0, scale_log2);
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    __syncwarp();
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      sum[row] += __shfl_xor_sync(0xffffffff, sum[row], 1);
+      sum[row] += __shfl_xor_sync(0xffffffff, sum[row], 2);
+    }
+  }
+};
+
+template <typename T, int kD>
+__global__ void __launch_bounds__(kWarps * 32, kD <= 128 ? 3 : 1) decode_kernel(const __grid_constant__ DecodeArgs a) {
+  extern __shared__ __align__(128) char smem[];
+  __shared__ float2 shared_ml[kWarps][kRows];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  using Warp = DecodeWarp<T, kD>;
+  const int items = a.p.batch * a.p.kv_heads, chunks = a.offset[items];
+  const int stage_size = Warp::stage_bytes(a.block_heads);
+  Warp w{a, ptx::smem_u32(smem) + warp * Warp::kStages * stage_size, stage_size, lane};
+  for (int work = blockIdx.x; work < chunks * a.row_blocks; work += gridDim.x) {
+    const int chunk = work / a.row_blocks;
+    int low = 0, high = items - 1;  // the last item that starts at or before the chunk
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (a.offset[middle] <= chunk) low = middle; else high = middle - 1;
+    }
+    w.item = low, w.b = low / a.p.kv_heads, w.kv_head = low % a.p.kv_heads;
+    w.key_len = a.p.key_len[w.b], w.row_block = work % a.row_blocks;
+    w.begin_chunk();
+    const int first = a.begin[low] + (chunk - a.offset[low]) * kChunkKeys + warp * kWarpKeys;
+    w.run(first, min(first + kWarpKeys, w.key_len));
+
+    if (lane % 4 == 0) {
+      shared_ml[warp][lane / 4] = {w.top[0], w.sum[0]};
+      shared_ml[warp][lane / 4 + 8] = {w.top[1], w.sum[1]};
+    }
+    __syncthreads();  // the rings are drained: their place takes O of all warps
+    float* shared_o = reinterpret_cast<float*>(smem);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int r = lane / 4 + 8 * row;
+      float highest = -INFINITY;
+      for (int i = 0; i < kWarps; ++i) highest = fmaxf(highest, shared_ml[i][r].x);
+      const float factor = w.top[row] == -INFINITY ? 0.f : ptx::ex2(w.top[row] - highest);
+#pragma unroll
+      for (int i = 0; i < kD / 8; ++i)
+        *reinterpret_cast<float2*>(shared_o + (warp * kRows + r) * (kD + 8) + 8 * i + lane % 4 * 2) = {
+            w.o[i][2 * row] * factor, w.o[i][2 * row + 1] * factor};
+    }
+    __syncthreads();
+    const int64_t slot = int64_t(work) * kRows;
+    for (int i = threadIdx.x; i < kRows * kD; i += kWarps * 32) {
+      const int r = i / kD, d = i % kD;
+      if (w.row_block * kRows + r >= a.rows || d >= a.p.head_dim) continue;
+      float value = 0;
+      for (int j = 0; j < kWarps; ++j) value += shared_o[(j * kRows + r) * (kD + 8) + d];
+      a.partial_o[(slot + r) * a.p.head_dim + d] = value;
+      if (d == 0) {
+        float highest = -INFINITY, sum = 0;
+        for (int j = 0; j < kWarps; ++j) highest = fmaxf(highest, shared_ml[j][r].x);
+        for (int j = 0; j < kWarps && highest != -INFINITY; ++j)
+          sum += shared_ml[j][r].y * ptx::ex2(shared_ml[j][r].x - highest);
+        a.partial_ml[slot + r] = {highest, sum};
+      }
+    }
+    __syncthreads();
+  }
+}
+
+/// One block a (row, KV head, sequence). Groups of threads, one a column of O, share the chunks out among themselves.
+constexpr int kCombineThreads = 512;
+template <typename T>
+__global__ void __launch_bounds__(kCombineThreads) decode_combine_kernel(const __grid_constant__ DecodeArgs a,
+                                                                        int columns) {
+  __shared__ float reduced[kCombineThreads];
+  const auto& p = a.p;
+  const int item = blockIdx.x, index = blockIdx.y, tid = threadIdx.x;
+  const int first = a.offset[item], end = a.offset[item + 1];
+  auto slot = [&](int chunk) { return (int64_t(chunk) * a.row_blocks + index / kRows) * kRows + index % kRows; };
+  auto reduce = [&](float value, auto combine, int until) {  // over threads equal modulo `until`, a power of two
+    reduced[tid] = value;
+    __syncthreads();
+    for (int half = kCombineThreads / 2; half >= until; half /= 2) {
+      if (tid < half) reduced[tid] = combine(reduced[tid], reduced[tid + half]);
+      __syncthreads();
+    }
+    const float result = reduced[tid % until];
+    __syncthreads();
+    return result;
+  };
+  auto add = [](float x, float y) { return x + y; };
+  float own = -INFINITY;
+  for (int c = first + tid; c < end; c += kCombineThreads) own = fmaxf(own, a.partial_ml[slot(c)].x);
+  const float highest = reduce(own, [](float x, float y) { return fmaxf(x, y); }, 1);
+  const float base = highest == -INFINITY ? 0.f : highest;
+  own = 0;
+  for (int c = first + tid; c < end; c += kCombineThreads)
+    own += a.partial_ml[slot(c)].y * ptx::ex2(a.partial_ml[slot(c)].x - base);
+  const float sum = reduce(own, add, 1);
+  const int d = tid % columns;
+  own = 0;
+#pragma unroll 4
+  for (int c = first + tid / columns; c < end; c += kCombineThreads / columns)
+    if (d < p.head_dim) own += a.partial_o[slot(c) * p.head_dim + d] * ptx::ex2(a.partial_ml[slot(c)].x - base);
+  const float value = reduce(own, add, columns);
+  const int b = item / p.kv_heads, group = p.query_heads / p.kv_heads;
+  const int head = item % p.kv_heads * group + index / p.query_len, t = index % p.query_len;
+  T* o = static_cast<T*>(p.o.data) + b * p.o.stride_b + t * p.o.stride_t + head * p.o.stride_h;
+  if (tid < p.head_dim) o[tid] = T(sum > 0 ? value / sum : 0.f);
+  if (tid == 0 && p.lse)
+    p.lse[(int64_t(b) * p.query_heads + head) * p.query_len + t] =
+        sum > 0 ? (highest + log2f(sum)) * 0.69314718f : -INFINITY;
+}
+
+/// One thread a (sequence, head): new keys come one or a few at a time.
+__global__ void prefix_append_kernel(FoxPrefixCache cache, FoxGates log_f, int heads, int rows, int new_len,
+                                     const int32_t* key_len) {
+  const int row = blockIdx.x * blockDim.x + threadIdx.x;
+  if (row >= rows) return;
+  const int b = row / heads, h = row % heads, first = key_len[b] - new_len;
+  float* r = cache.r + int64_t(row) * cache.max_blocks * kBiasBlock;
+  float2* block = reinterpret_cast<float2*>(cache.block) + int64_t(row) * cache.max_blocks;
+  float sum = first % kBiasBlock ? r[first - 1] : 0.f;
+  for (int i = max(0, -first); i < new_len; ++i) {
+    const int key = first + i, n = key / kBiasBlock;
+    if (key % kBiasBlock == 0) {
+      const double before = n ? double(block[n - 1].x) + block[n - 1].y + r[key - 1] : 0.;
+      block[n] = {float(before), float(before - float(before))};
+      sum = 0;
+    }
+    const float f = log_f.data[b * log_f.stride_b + i * log_f.stride_t + h * log_f.stride_h];
+    r[key] = sum += fmaxf(f, kMinLogF) * float(kLog2e);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------- launcher
+
+size_t layout_decode(const ForgettingDecodeParams& p, DecodeArgs* a) {
+  *a = {p};
+  const int items = p.batch * p.kv_heads;
+  a->rows = p.query_len * (p.query_heads / p.kv_heads);
+  a->row_blocks = (a->rows + kRows - 1) / kRows;
+  a->block_heads = p.prefix.r ? std::min(p.query_heads / p.kv_heads, kRows) : 0;
+  // A kept range that starts inside the cache can need one chunk fewer, never one more.
+  a->max_chunks = items * ((p.max_key_len + kChunkKeys - 1) / kChunkKeys);
+  size_t used = 0;
+  auto take = [&](auto*& pointer, size_t count) {
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(static_cast<char*>(p.workspace) + used);
+    used += (count * sizeof(*pointer) + 255) / 256 * 256;
+  };
+  const size_t slots = size_t(a->max_chunks) * a->row_blocks * kRows;
+  take(a->begin, items);
+  take(a->offset, items + 1);
+  take(a->partial_o, slots * p.head_dim);
+  take(a->partial_ml, slots);
+  return used;
+}
+
+const char* check_decode(const ForgettingDecodeParams& p) {
+  if (p.dtype != kFoxBfloat16 && p.dtype != kFoxFloat16) return "unsupported dtype: decoding takes bfloat16 or float16";
+  if (p.head_dim < 8 || p.head_dim > 256 || p.head_dim % 8 != 0)
+    return "unsupported head size: decoding takes multiples of 8 from 8 to 256";
+  if (p.batch < 1 || p.query_len < 1 || p.kv_heads < 1 || p.query_heads % p.kv_heads != 0 || p.max_key_len < 1)
+    return "decoding needs at least one sequence, query and key, and query heads a multiple of key/value heads";
+  if (p.query_len * (p.query_heads / p.kv_heads) > 128) return "too many queries for decoding: use the forward pass";
+  if (p.prefix.r && p.prefix.max_blocks * kBiasBlock < p.max_key_len) return "the cache of prefixes is too short";
+  if (p.pruned && p.prefix.r && !p.logit_bound) return "pruning needs a bound of the logits for each head";
+  auto bad = [](const FoxTensor& x) {
+    return !x.data || reinterpret_cast<uintptr_t>(x.data) % 16 || x.stride_b % 8 || x.stride_t % 8 || x.stride_h % 8;
+  };
+  if (bad(p.q) || bad(p.k) || bad(p.v) || bad(p.o)) return "q, k, v, o must start at and have strides of multiples of 16 bytes";
+  return nullptr;
+}
+
+template <typename T, int kD>
+cudaError_t launch_decode(const DecodeArgs& a, int multiprocessors, cudaStream_t stream) {
+  auto* kernel = decode_kernel<T, kD>;
+  using Warp = DecodeWarp<T, kD>;
+  const int bytes = std::max(kWarps * Warp::kStages * Warp::stage_bytes(a.block_heads), kWarps * kRows * (kD + 8) * 4);
+  int per_multiprocessor = 1;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (!error)
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, kWarps * 32, bytes);
+  if (error) return error;
+  decode_plan_kernel<<<1, 1024, 0, stream>>>(a);
+  kernel<<<min(multiprocessors * per_multiprocessor, a.max_chunks * a.row_blocks), kWarps * 32, bytes, stream>>>(a);
+  decode_combine_kernel<T><<<dim3(a.p.batch * a.p.kv_heads, a.rows), kCombineThreads, 0, stream>>>(a, kD);
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t launch_decode(const DecodeArgs& a, int multiprocessors, cudaStream_t stream) {
+  if (a.p.head_dim <= 64) return launch_decode<T, 64>(a, multiprocessors, stream);
+  if (a.p.head_dim <= 128) return launch_decode<T, 128>(a, multiprocessors, stream);
+  return launch_decode<T, 256>(a, multiprocessors, stream);
+}
+
+}  // namespace
+}  // namespace fox::cuda
+
+extern "C" size_t fox_forgetting_decode_workspace(const ForgettingDecodeParams* params) {
+  fox::cuda::DecodeArgs a;
+  return fox::cuda::check_decode(*params) ? 0 : fox::cuda::layout_decode(*params, &a);
+}
+
+extern "C" int fox_forgetting_decode(const ForgettingDecodeParams* params, cudaStream_t stream) {
+  using namespace fox::cuda;
+  if (const char* wrong = check_decode(*params)) return fail(wrong);
+  DecodeArgs a;
+  if (!params->workspace || params->workspace_bytes < layout_decode(*params, &a)) return fail("the workspace is too small");
+  int device = 0, multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (!error) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (!error)
+    error = params->dtype == kFoxBfloat16 ? launch_decode<__nv_bfloat16>(a, multiprocessors, stream)
+                                          : launch_decode<__half>(a, multiprocessors, stream);
+  return error ? fail("forgetting attention decoding", error) : 0;
+}
+
+extern "C" int fox_forgetting_prefix_append(FoxPrefixCache prefix, FoxGates log_f, int32_t batch, int32_t query_heads,
+                                            int32_t new_len, const int32_t* key_len, cudaStream_t stream) {
+  const int rows = batch * query_heads;
+  fox::cuda::prefix_append_kernel<<<(rows + 127) / 128, 128, 0, stream>>>(prefix, log_f, query_heads, rows, new_len, key_len);
+  const cudaError_t error = cudaGetLastError();
+  return error ? fox::cuda::fail("appending gate prefixes", error) : 0;
+}
