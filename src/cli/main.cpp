@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "base/nearest.h"
 #include "base/version.h"
 #include "cli/commands.h"
@@ -112,6 +113,7 @@ int run(int argc, char** argv) {
 }  // namespace fox::cli
 
 int main(int argc, char** argv) {
+  fox::keep_freed_memory();
   try {
     return fox::cli::run(argc, argv);
   } catch (const fox::Error& error) {
