@@ -1,5 +1,8 @@
 #include "nn/embedding.h"
 
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
 #include <fmt/format.h>
 
 #include "base/error.h"

@@ -1,5 +1,8 @@
 #include "nn/linear.h"
 
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
 namespace fox::nn {
 
 Linear::Linear(int64_t in_features, int64_t out_features, bool with_bias)

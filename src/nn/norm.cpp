@@ -1,5 +1,8 @@
 #include "nn/norm.h"
 
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
 #include "ops/rms_norm.h"
 
 namespace fox::nn {

@@ -1,6 +1,7 @@
 #include "ops/rotary_table.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <map>

@@ -58,6 +58,12 @@ HWY_INLINE hn::Vec<D> exp_checked(D d, hn::Vec<D> x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::IfThenElse(overflow, hn::Inf(d), y));
 }
 
+/// The same for x that cannot be positive, as in a softmax.
+template <class D>
+HWY_INLINE hn::Vec<D> exp_nonpositive(D d, hn::Vec<D> x) {
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
+}
+
 /// 1 / (1 + e^-x).
 template <class D>
 HWY_INLINE hn::Vec<D> sigmoid(D d, hn::Vec<D> x) {
