@@ -21,7 +21,6 @@ int padded_head_dim(int head_dim) {
 
 const char* check_backward(const ForgettingAttnParams& p) {
   if (const char* wrong = check_params(p)) return wrong;
-  if (padded_head_dim(p.head_dim) == 0) return "unsupported head size in the backward pass";
   if (!p.d_o.data || !p.d_q.data || !p.d_k.data || !p.d_v.data) return "d_o, d_q, d_k and d_v must be given";
   const FoxTensor* tensors[] = {&p.d_o, &p.d_q, &p.d_k, &p.d_v};
   for (const FoxTensor* x : tensors)
@@ -64,20 +63,27 @@ size_t layout_backward(const ForgettingAttnParams& p, BackwardArgs* a) {
   return used;
 }
 
-cudaError_t make_maps(const ForgettingAttnParams& p, BackwardArgs* a, int tile_rows) {
-  const auto map = [&](CUtensorMap* out, const FoxTensor& x, int length, int heads, int rows) {
-    return make_tensor_map(out, x, p.dtype, p.batch, length, heads, p.head_dim, rows);
+cudaError_t make_maps(const ForgettingAttnParams& p, BackwardArgs* a, int dim) {
+  const int rows = backward_tile_rows(dim), keys = backward_block_keys(dim);
+  const auto map = [&](CUtensorMap* out, const FoxTensor& x, int length, int heads, int box_rows) {
+    return make_tensor_map(out, x, p.dtype, p.batch, length, heads, p.head_dim, box_rows);
   };
-  cudaError_t error = map(&a->map_q, p.q, p.query_len, p.query_heads, tile_rows);
-  if (!error) error = map(&a->map_do, p.d_o, p.query_len, p.query_heads, tile_rows);
-  if (!error) error = map(&a->map_k, p.k, p.key_len, p.kv_heads, kBackwardKeys);
-  if (!error) error = map(&a->map_v, p.v, p.key_len, p.kv_heads, kBackwardKeys);
+  cudaError_t error = map(&a->map_q, p.q, p.query_len, p.query_heads, rows);
+  if (!error) error = map(&a->map_do, p.d_o, p.query_len, p.query_heads, rows);
+  if (!error) error = map(&a->map_k, p.k, p.key_len, p.kv_heads, keys);
+  if (!error) error = map(&a->map_v, p.v, p.key_len, p.kv_heads, keys);
   return error;
 }
 
 template <typename T>
 cudaError_t launch_for_head_size(const BackwardArgs& a, int dim, cudaStream_t stream) {
-  return dim == 64 ? launch_backward<T, 64>(a, stream) : launch_backward<T, 128>(a, stream);
+  switch (dim) {
+    case 32: return launch_backward<T, 32>(a, stream);
+    case 64: return launch_backward<T, 64>(a, stream);
+    case 96: return launch_backward<T, 96>(a, stream);
+    case 128: return launch_backward<T, 128>(a, stream);
+    default: return launch_backward<T, 256>(a, stream);
+  }
 }
 
 }  // namespace
@@ -96,7 +102,7 @@ extern "C" int fox_forgetting_attn_backward(const ForgettingAttnParams* params, 
   const size_t needed = layout_backward(*params, &args);
   if (!params->workspace || params->workspace_bytes < needed) return fail("the workspace is too small");
   const int dim = padded_head_dim(params->head_dim), tile_rows = backward_tile_rows(dim);
-  if (cudaError_t error = make_maps(*params, &args, tile_rows)) return fail("tensor maps", error);
+  if (cudaError_t error = make_maps(*params, &args, dim)) return fail("tensor maps", error);
   if (cudaError_t error = launch_prefix(*params, args.prefix, stream)) return fail("forgetting attention prefix", error);
   if (cudaError_t error = launch_backward_preprocess(args, params->dtype, tile_rows, dim, stream))
     return fail("forgetting attention backward, preprocessing", error);

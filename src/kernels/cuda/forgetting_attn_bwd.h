@@ -38,9 +38,9 @@ struct BackwardArgs {
 };
 
 /// Head sizes that have a kernel; others run padded to the next one.
-constexpr int kBackwardHeadDims[] = {64, 128};
+constexpr int kBackwardHeadDims[] = {32, 64, 96, 128, 256};
 /// Keys of a block, and queries of a tile.
-constexpr int kBackwardKeys = 128;
+constexpr int backward_block_keys(int head_dim) { return head_dim <= 128 ? 128 : 64; }
 constexpr int backward_tile_rows(int head_dim) { return head_dim <= 64 ? 128 : 64; }
 
 template <typename T, int kHeadDim>

@@ -1,0 +1,541 @@
+#pragma once
+
+// What the backward kernels (forgetting_attn_bwd_sm90.cuh for head sizes up to 128, forgetting_attn_bwd_wide_sm90.cuh
+// above) have in common: which tiles a CTA works on, the warp that loads them, the warp that adds up dQ, and what a
+// consumer thread does with the scores of its keys: masks, biases, P, dS and its sums.
+
+#include <climits>
+
+#include "kernels/cuda/forgetting_attn_bwd.h"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/wgmma.cuh"
+
+namespace fox::cuda {
+
+constexpr int kBackwardThreads = 384;
+constexpr float kPreciseRange = 2048.f;  // in log2 units: half an ulp is 1e-4, well under the rounding of P
+
+// Hardware barriers between roles.
+enum BackwardBarrier { kBarrierDs = 1, kBarrierDqEmpty = 2, kBarrierDqFull = 4, kBarrierConsumers = 6 };
+
+/// What one CTA works on: a block of keys of one batch row and KV head, and the query tiles that may see it.
+struct BackwardWork {
+  int batch, kv_head, n;
+  int m_begin;
+  int key_low, query_low;  // first key and query that are not left padding
+  int lower_row;           // from this query row on, some rows do not see the block's first key (window, documents)
+};
+
+template <int kM, int kN>
+__device__ BackwardWork backward_work(const BackwardArgs& a) {
+  // Sections of heads whose Q, dO and dQ fit the L2 together; in each the longest blocks first. In deterministic mode
+  // tiles of dQ receive their blocks from the diagonal down, so the CTAs must start in that order.
+  const int blocks = (a.key_len + kN - 1) / kN, heads = a.batch * a.kv_heads;
+  const int section = blockIdx.x / (a.section_heads * blocks);
+  const int rest = blockIdx.x - section * a.section_heads * blocks;
+  const int size = min(a.section_heads, heads - section * a.section_heads);
+  const int head = section * a.section_heads + rest % size;
+  BackwardWork w;
+  w.n = a.deterministic ? blocks - 1 - rest / size : rest / size;
+  w.batch = head / a.kv_heads;
+  w.kv_head = head % a.kv_heads;
+  const int first_key = w.n * kN;
+  w.key_low = a.seq_start != nullptr ? static_cast<int>(a.seq_start[w.batch]) : 0;
+  w.query_low = max(0, w.key_low - a.offset);
+  w.m_begin = max(0, max(first_key, w.key_low) - a.offset) / kM;
+  w.lower_row = INT_MAX;
+  if (a.window > 0) w.lower_row = static_cast<int>(min(int64_t{first_key} + a.window - a.offset, int64_t{INT_MAX}));
+  if (a.cu_seqlens != nullptr) {
+    int document = 0, end = a.num_documents;  // the last one that starts at or before the block
+    while (end - document > 1) {
+      const int middle = (document + end) / 2;
+      if (a.cu_seqlens[middle] <= first_key) document = middle; else end = middle;
+    }
+    w.lower_row = min(w.lower_row, static_cast<int>(a.cu_seqlens[document + 1]));
+  }
+  return w;
+}
+
+/// End of the query tiles that need the block for one query head.
+template <int kM, int kN>
+__device__ __forceinline__ int backward_m_end(const BackwardArgs& a, const BackwardWork& w, int head) {
+  const int64_t row = int64_t{w.batch} * a.heads + head;
+  const int32_t* end = a.prefix.query_end + row * a.prefix.key_blocks + w.n * (kN / kBiasBlock);
+  int rows = 0;
+#pragma unroll
+  for (int i = 0; i < kN / kBiasBlock; ++i) rows = max(rows, end[i] * kBiasBlock);
+  return max(w.m_begin, (min(rows, a.query_len) + kM - 1) / kM);
+}
+
+/// First row of a head in the padded tables of per-row values.
+__device__ __forceinline__ int64_t table_row(const BackwardArgs& a, int batch, int head) {
+  return (int64_t{batch} * a.heads + head) * a.padded_rows;
+}
+
+/// Prefixes of one head, c_j·log2e.
+struct GatePrefix {
+  const float* r;
+  const float2* block;
+  __device__ __forceinline__ GatePrefix(const BackwardArgs& a, int batch, int head) {
+    const int64_t row = (int64_t{batch} * a.heads + head) * a.prefix.key_blocks;
+    r = a.prefix.r + row * kBiasBlock;
+    block = a.prefix.block + row;
+  }
+  __device__ __forceinline__ double operator()(int key) const {
+    const float2 before = block[key / kBiasBlock];
+    return double{before.x} + before.y + r[key / kBiasBlock * kBiasBlock + bias_slot(key % kBiasBlock)];
+  }
+};
+
+// ------------------------------------------------------------------------------------------------------- loads
+template <typename Tile>
+__device__ __forceinline__ void load_panels(void* dst, const CUtensorMap* map, uint64_t* full, int rows, int token,
+                                            int head, int batch) {
+#pragma unroll
+  for (int p = 0; p < Tile::kPanels; ++p)
+    ptx::tma_load_4d(static_cast<char*>(dst) + p * rows * 128, map, full, p * 64, token, head, batch,
+                     ptx::kEvictNormal);
+}
+
+template <typename Tile>
+__device__ __forceinline__ void backward_load(const BackwardArgs& a, const BackwardWork& w,
+                                              typename Tile::Shared& smem) {
+  constexpr int kM = Tile::kM, kN = Tile::kN;
+  constexpr uint32_t kKeyBytes = Tile::kPanels * kN * 128, kQueryBytes = Tile::kPanels * kM * 128;
+  constexpr uint32_t kBiasBytes = (kM + kRowTableTail) * 4, kDeltaBytes = kM * 4;
+  ptx::mbarrier_arrive_expect_tx(&smem.k_full, kKeyBytes);
+  load_panels<Tile>(smem.k, &a.map_k, &smem.k_full, kN, w.n * kN, w.kv_head, w.batch);
+  bool is_first = true;
+  ptx::Ring<Tile::kQueryStages> q;
+  ptx::Ring<Tile::kGradientStages> d_o;
+  for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
+    const int m_end = backward_m_end<kM, kN>(a, w, head);
+    for (int m = w.m_begin; m < m_end; ++m) {
+      const int64_t row = table_row(a, w.batch, head) + m * kM;
+      ptx::mbarrier_wait(&smem.q_empty[q.slot], q.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(&smem.q_full[q.slot], kQueryBytes + kBiasBytes);
+      load_panels<Tile>(smem.q[q.slot], &a.map_q, &smem.q_full[q.slot], kM, m * kM, head, w.batch);
+      ptx::bulk_load(smem.row_bias[q.slot], a.row_bias + row / kM * (kM + kRowTableTail), kBiasBytes,
+                     &smem.q_full[q.slot]);
+      q.advance();
+      if (is_first) {
+        ptx::mbarrier_arrive_expect_tx(&smem.v_full, kKeyBytes);
+        load_panels<Tile>(smem.v, &a.map_v, &smem.v_full, kN, w.n * kN, w.kv_head, w.batch);
+        is_first = false;
+      }
+      ptx::mbarrier_wait(&smem.do_empty[d_o.slot], d_o.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(&smem.do_full[d_o.slot], kQueryBytes + kDeltaBytes);
+      load_panels<Tile>(smem.d_o[d_o.slot], &a.map_do, &smem.do_full[d_o.slot], kM, m * kM, head, w.batch);
+      ptx::bulk_load(smem.delta[d_o.slot], a.delta + row, kDeltaBytes, &smem.do_full[d_o.slot]);
+      d_o.advance();
+    }
+  }
+}
+
+// ------------------------------------------------------------------------------------------------- dQ to memory
+/// Until key blocks above `n` have added their share of this tile (deterministic mode).
+__device__ __forceinline__ void wait_turn(const int* turn, int mine) {
+  int now;
+  do {
+    asm volatile("ld.global.acquire.gpu.b32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+  } while (now != mine);
+}
+__device__ __forceinline__ void pass_turn(int* turn) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(turn) : "memory");
+}
+
+/// The warp that adds finished dQ tiles and row residuals to global memory.
+template <typename Tile, bool kGate>
+__device__ __forceinline__ void backward_store_dq(const BackwardArgs& a, const BackwardWork& w,
+                                                  typename Tile::Shared& smem) {
+  constexpr int kPart0 = Tile::kDqPart0;
+  constexpr int kPart1 = Tile::kM * Tile::kD - kPart0;
+  const int lane = threadIdx.x % 32;
+  bool is_first = true;
+  for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
+    const int m_end = backward_m_end<Tile::kM, Tile::kN>(a, w, head);
+    for (int m = w.m_begin; m < m_end; ++m) {
+      const int64_t row = table_row(a, w.batch, head) + m * Tile::kM;
+      if (!is_first && lane == 0) ptx::bulk_wait_read<0>();
+      is_first = false;
+      __syncwarp();
+      ptx::named_barrier_arrive(kBarrierDqEmpty, 160);
+      ptx::named_barrier_arrive(kBarrierDqEmpty + 1, 160);
+      int* turn = a.dq_turn != nullptr ? a.dq_turn + row / Tile::kM : nullptr;
+      if (turn != nullptr) {
+        const int last_position = min(m * Tile::kM + Tile::kM, a.query_len) - 1 + a.offset;
+        if (lane == 0) wait_turn(turn, last_position / Tile::kN - w.n);
+        __syncwarp();
+      }
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+        ptx::named_barrier_sync(kBarrierDqFull + part, 160);
+        if (lane == 0) {
+          ptx::bulk_reduce_add_f32(a.dq_sum + row * Tile::kD + part * kPart0, smem.dq + part * kPart0,
+                                   (part == 0 ? kPart0 : kPart1) * 4);
+          ptx::bulk_commit();
+        }
+      }
+      if (kGate && lane < Tile::kM / 8) {
+        float sum = 0.f;
+#pragma unroll
+        for (int warp = 0; warp < 8; ++warp) sum += smem.residual[warp][lane];
+        atomicAdd(a.row_residual + row / 8 + lane, sum);
+      }
+      if (turn != nullptr) {
+        if (lane == 0) ptx::bulk_wait<0>();
+        __threadfence();
+        __syncwarp();
+        if (lane == 0) pass_turn(turn);
+      }
+    }
+  }
+  if (lane == 0) ptx::bulk_wait_read<0>();
+}
+
+// -------------------------------------------------------------------------------------------------- arithmetic
+template <typename T>
+__device__ __forceinline__ float2 unpack2(uint32_t pair);
+template <>
+__device__ __forceinline__ float2 unpack2<__nv_bfloat16>(uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+template <>
+__device__ __forceinline__ float2 unpack2<__half>(uint32_t pair) {
+  return __half22float2(*reinterpret_cast<__half2*>(&pair));
+}
+
+/// What a thread needs to know of its two keys (rows r and r + 8 of the warp's 16).
+struct KeyBias {
+  float b0, b1;      // (cref_n - c_j)·log2e; -inf for keys that are padding
+  float2 reference;  // cref_n·log2e as hi + lo
+  float range;       // fall of c·log2e over the block
+};
+
+/// What a masked tile compares with: column x of the tile sees a key of this thread if x >= first, and if the key is
+/// not before the row's lower bound.
+struct TileMask {
+  int first0, first1;
+  const int32_t* lower;  // of the tile's row 0; NULL: no bound
+  int rows;              // rows of the tile that exist
+  int key0;
+};
+
+enum class Exponents { kPlain, kGated, kReady };
+
+/// P of columns 8 kFrom .. 8 kTo - 1, packed to 16-bit pairs: ex2(σ s + u + b), without b for kPlain; ex2(s) for kReady.
+template <typename T, Exponents kKind, bool kMasked, int kFrom, int kTo, int kCount>
+__device__ __forceinline__ void probabilities(const float (&s)[kCount], uint32_t (&p)[kCount / 2], const float* u,
+                                              float b0, float b1, float sigma, const TileMask& mask) {
+#pragma unroll
+  for (int g = kFrom; g < kTo; ++g) {
+    float t[4] = {s[4 * g], s[4 * g + 1], s[4 * g + 2], s[4 * g + 3]};
+    if constexpr (kKind != Exponents::kReady) {
+      const float2 row = *reinterpret_cast<const float2*>(u + 8 * g);
+      constexpr bool kGated = kKind == Exponents::kGated;
+      t[0] = fmaf(t[0], sigma, kGated ? row.x + b0 : row.x);
+      t[1] = fmaf(t[1], sigma, kGated ? row.y + b0 : row.y);
+      t[2] = fmaf(t[2], sigma, kGated ? row.x + b1 : row.x);
+      t[3] = fmaf(t[3], sigma, kGated ? row.y + b1 : row.y);
+    }
+    if constexpr (kMasked) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int x = 8 * g + e, column = x + 2 * (threadIdx.x % 4);
+        const int lower = mask.lower != nullptr && column < mask.rows ? mask.lower[column] : INT_MIN;
+        if (x < mask.first0 || mask.key0 < lower) t[e] = -INFINITY;
+        if (x < mask.first1 || mask.key0 + 8 < lower) t[2 + e] = -INFINITY;
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) t[e] = ptx::ex2(t[e]);
+    p[2 * g] = ptx::pack2<T>(t[0], t[1]);
+    p[2 * g + 1] = ptx::pack2<T>(t[2], t[3]);
+  }
+}
+
+/// One step of a butterfly over the warp in which lanes keep half of their values and send the other half away.
+template <int kHalf, int kCount>
+__device__ __forceinline__ void exchange_halves(float (&v)[kCount], int lane, int bit) {
+  const bool upper = lane & bit;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float send = upper ? v[i] : v[i + kHalf], keep = upper ? v[i + kHalf] : v[i];
+    v[i] = keep + __shfl_xor_sync(0xffffffffu, send, bit);
+  }
+}
+
+/// Sums over the warp of one value a group of 8 queries: lane l ends with the sum of group l * kGroups / 32.
+/// 16 groups cost 16 shuffles, 8 groups 9, 4 groups 6.
+template <int kGroups>
+__device__ __forceinline__ float transpose_sum(float (&v)[kGroups], int lane) {
+  static_assert(kGroups == 4 || kGroups == 8 || kGroups == 16);
+  exchange_halves<kGroups / 2>(v, lane, 16);
+  exchange_halves<kGroups / 4>(v, lane, 8);
+  if constexpr (kGroups >= 8)
+    exchange_halves<kGroups / 8>(v, lane, 4);
+  else
+    v[0] += __shfl_xor_sync(0xffffffffu, v[0], 4);
+  if constexpr (kGroups == 16)
+    exchange_halves<1>(v, lane, 2);
+  else
+    v[0] += __shfl_xor_sync(0xffffffffu, v[0], 2);
+  return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 1);
+}
+
+/// dS = P (dP - Δ) as 16-bit pairs, its sums over queries (per key) and over keys and 8 queries (per group).
+template <typename T, bool kGate, int kCount>
+__device__ __forceinline__ void score_gradient(const float (&dp)[kCount], const uint32_t (&p)[kCount / 2],
+                                               uint32_t (&ds)[kCount / 2], const float* delta, float (&column)[2],
+                                               float (&group)[kCount / 4]) {
+#pragma unroll
+  for (int g = 0; g < kCount / 4; ++g) {
+    const float2 d = *reinterpret_cast<const float2*>(delta + 8 * g);
+    const float2 p0 = unpack2<T>(p[2 * g]), p1 = unpack2<T>(p[2 * g + 1]);
+    const float e0 = p0.x * (dp[4 * g] - d.x), e1 = p0.y * (dp[4 * g + 1] - d.y);
+    const float e2 = p1.x * (dp[4 * g + 2] - d.x), e3 = p1.y * (dp[4 * g + 3] - d.y);
+    if (kGate) {
+      const float key0 = e0 + e1, key1 = e2 + e3;
+      column[0] += key0;
+      column[1] += key1;
+      group[g] = key0 + key1;
+    }
+    ds[2 * g] = ptx::pack2<T>(e0, e1);
+    ds[2 * g + 1] = ptx::pack2<T>(e2, e3);
+  }
+}
+
+/// Zeroes the first `low` rows of panels in shared memory. Called by all consumer threads.
+template <int kRows, int kPanels>
+__device__ __forceinline__ void clear_rows(void* panels, int low) {
+#pragma unroll 1
+  for (int i = threadIdx.x - 128; i < kPanels * kRows * 8; i += 256)
+    if (i / 8 % kRows < low) static_cast<uint4*>(panels)[i] = uint4{0, 0, 0, 0};
+  ptx::fence_proxy_async();
+  ptx::named_barrier_sync(kBarrierConsumers, 256);
+}
+
+// --------------------------------------------------------------------------------------------------- consumers
+/// A consumer thread: keys key0 and key0 + 8, and of each tile the columns (queries) from column0 on. A warpgroup has its
+/// own 64 keys and all queries of the tile, or (kSharedKeys) all 64 keys and half of the queries.
+template <typename T, typename Tile, bool kGate>
+struct BackwardScores {
+  using Shared = typename Tile::Shared;
+  static constexpr int kM = Tile::kM, kN = Tile::kN, kD = Tile::kD;
+  static constexpr int kScores = (Tile::kSharedKeys ? kM / 2 : kM) / 2;  // accumulators of S a thread
+
+  const BackwardArgs& a;
+  const BackwardWork& w;
+  Shared& smem;
+  const int wg, warp, lane;  // warpgroup 0 or 1, warp within it
+  const int key0, column0;
+  ptx::Ring<Tile::kQueryStages> q, q_done;  // stage of Q whose S comes next; stage that dK reads
+  ptx::Ring<Tile::kGradientStages> d_o;     // stage of dO; dS has as many
+  KeyBias key;
+
+  __device__ __forceinline__ BackwardScores(const BackwardArgs& args, const BackwardWork& work, Shared& shared, int group)
+      : a(args), w(work), smem(shared), wg(group), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32),
+        key0(w.n * kN + (Tile::kSharedKeys ? 0 : wg * 64) + warp * 16 + lane / 4),
+        column0(Tile::kSharedKeys ? wg * (kM / 2) : 0) {}
+
+  /// First row of tile m whose scores this warpgroup computes, and its entry of a per-row table of the tile.
+  __device__ __forceinline__ int row0(int m) const { return m * kM + column0; }
+  __device__ __forceinline__ const float* row_values(const float* table) const {
+    return table + column0 + 2 * (lane % 4);
+  }
+
+  __device__ __forceinline__ void load_key_bias(int head) {
+    if constexpr (kGate) {
+      const int first = max(w.n * kN, w.key_low), last = min(w.n * kN + kN, a.key_len) - 1;
+      const GatePrefix prefix(a, w.batch, head);
+      const double reference = prefix(last);
+      key.reference = {static_cast<float>(reference), static_cast<float>(reference - static_cast<float>(reference))};
+      key.range = static_cast<float>(prefix(min(first, last)) - reference);
+      const auto is_valid = [&](int j) { return j >= w.key_low && j < a.key_len; };
+      key.b0 = is_valid(key0) ? static_cast<float>(reference - prefix(key0)) : -INFINITY;
+      key.b1 = is_valid(key0 + 8) ? static_cast<float>(reference - prefix(key0 + 8)) : -INFINITY;
+    }
+  }
+
+  // Left padding may hold NaN, and 0·NaN would leak into the products: its rows are zeroed after the load.
+  __device__ __forceinline__ void wait_q(int m) {
+    ptx::mbarrier_wait(&smem.q_full[q.slot], q.parity);
+    if (m * kM < w.query_low) clear_rows<kM, Tile::kPanels>(smem.q[q.slot], w.query_low - m * kM);
+  }
+  __device__ __forceinline__ void wait_do(int m) {
+    ptx::mbarrier_wait(&smem.do_full[d_o.slot], d_o.parity);
+    if (m * kM < w.query_low) clear_rows<kM, Tile::kPanels>(smem.d_o[d_o.slot], w.query_low - m * kM);
+  }
+  __device__ __forceinline__ void wait_keys() {
+    ptx::mbarrier_wait(&smem.k_full, 0);
+    ptx::mbarrier_wait(&smem.v_full, 0);
+    if (w.n * kN < w.key_low) {
+      clear_rows<kN, Tile::kPanels>(smem.k, w.key_low - w.n * kN);
+      clear_rows<kN, Tile::kPanels>(smem.v, w.key_low - w.n * kN);
+    }
+  }
+
+  /// Whether tile m needs its entries compared with the mask.
+  __device__ __forceinline__ bool on_diagonal(int m) const { return m * kM + a.offset < w.n * kN + kN - 1; }
+  __device__ __forceinline__ bool is_masked(int m) const {
+    return on_diagonal(m) || w.n * kN < w.key_low || w.n * kN + kN > a.key_len || m * kM + kM > w.lower_row;
+  }
+  __device__ __forceinline__ TileMask tile_mask(int m) const {
+    const auto first = [&](int j) {
+      return j < w.key_low || j >= a.key_len ? INT_MAX : j - a.offset - row0(m) - 2 * (lane % 4);
+    };
+    const bool bounded = m * kM + kM > w.lower_row;
+    return {first(key0), first(key0 + 8),
+            bounded ? a.prefix.lower + int64_t{w.batch} * a.query_len + row0(m) : nullptr, a.query_len - row0(m), key0};
+  }
+
+  /// Rare: c falls so far inside the diagonal block that u_i + b_j would cancel. Turns s into the exponents.
+  __device__ __forceinline__ void precise_exponents(float (&s)[kScores], int m, int head) const {
+    const GatePrefix prefix(a, w.batch, head);
+    const float* lse = a.lse + (int64_t{w.batch} * a.heads + head) * a.query_len;
+    const double c0 = prefix(min(key0, a.key_len - 1)), c1 = prefix(min(key0 + 8, a.key_len - 1));
+#pragma unroll
+    for (int g = 0; g < kScores / 4; ++g)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int i = row0(m) + 8 * g + 2 * (lane % 4) + e;
+        const bool is_valid = i >= w.query_low && i < a.query_len;
+        const double c = is_valid ? prefix(i + a.offset) : 0.;
+        const float minus_lse = is_valid && lse[i] != -INFINITY ? -lse[i] * float(kLog2e) : -INFINITY;
+        s[4 * g + e] = fmaf(s[4 * g + e], a.sigma, static_cast<float>(c - c0) + minus_lse);
+        s[4 * g + 2 + e] = fmaf(s[4 * g + 2 + e], a.sigma, static_cast<float>(c - c1) + minus_lse);
+      }
+  }
+
+  /// (cref_m - cref_n)·log2e of the tile whose Q is in stage q.
+  __device__ __forceinline__ float tile_shift() const {
+    if constexpr (!kGate) return 0.f;
+    return pair_difference(*reinterpret_cast<const float2*>(&smem.row_bias[q.slot][kM]), key.reference);
+  }
+
+  /// P of part of a tile that needs no mask.
+  template <int kFrom, int kTo>
+  __device__ __forceinline__ void make_p(const float (&s)[kScores], uint32_t (&p)[kScores / 2], float shift) {
+    const float* u = row_values(smem.row_bias[q.slot]);
+    probabilities<T, kGate ? Exponents::kGated : Exponents::kPlain, false, kFrom, kTo>(
+        s, p, u, key.b0 + shift, key.b1 + shift, a.sigma, TileMask{});
+  }
+
+  /// P of all of tile m, which may need a mask.
+  __device__ __forceinline__ void make_masked_p(float (&s)[kScores], uint32_t (&p)[kScores / 2], int m, int head) {
+    const float shift = tile_shift();
+    const float* u = row_values(smem.row_bias[q.slot]);
+    if (!is_masked(m)) {
+      make_p<0, kScores / 4>(s, p, shift);
+    } else if (kGate && on_diagonal(m) && (key.range > kPreciseRange || fabsf(shift) > kPreciseRange)) {
+      precise_exponents(s, m, head);
+      probabilities<T, Exponents::kReady, true, 0, kScores / 4>(s, p, u, 0.f, 0.f, 0.f, tile_mask(m));
+    } else {
+      probabilities<T, kGate ? Exponents::kGated : Exponents::kPlain, true, 0, kScores / 4>(
+          s, p, u, key.b0 + shift, key.b1 + shift, a.sigma, tile_mask(m));
+    }
+  }
+
+  /// dQ as it lies in registers, 16 bytes a thread (the reduction is flat and the last kernel knows the order), and
+  /// the warp's sums of dS over groups of 8 queries.
+  template <int kCount>
+  __device__ __forceinline__ void store_dq(const float (&dq)[kCount], float residual) {
+    constexpr int kLanes = 32 / (kScores / 4);  // lanes that hold one group of 8 queries
+    ptx::named_barrier_sync(kBarrierDqEmpty + wg, 160);
+    float4* out = reinterpret_cast<float4*>(smem.dq + wg * Tile::kDqPart0) + threadIdx.x % 128;
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i)
+      out[i * 128] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    if (kGate && lane % kLanes == 0) smem.residual[wg * 4 + warp][column0 / 8 + lane / kLanes] = residual;
+  }
+  __device__ __forceinline__ void send_dq() {
+    ptx::fence_proxy_async();
+    ptx::named_barrier_arrive(kBarrierDqFull + wg, 160);
+  }
+
+  /// This warpgroup's part of dK or dV, through `panels` to global memory, 16 bytes a thread.
+  template <int kCount>
+  __device__ __forceinline__ void store_key_gradient(const float (&acc)[kCount], float factor, void* panels,
+                                                     const FoxTensor& out) {
+    constexpr int kChunks = kCount / 4;                              // of 8 columns
+    const int first_chunk = Tile::kSharedKeys ? wg * kChunks : 0;  // a whole number of panels
+    const int first_row = (Tile::kSharedKeys ? 0 : wg * 64) + warp * 16;
+    char* base = static_cast<char*>(panels) + first_chunk / 8 * kN * 128;
+#pragma unroll
+    for (int g = 0; g < kChunks; g += 2) {
+      uint32_t r[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        r[i] = ptx::pack2<T>(acc[4 * g + 2 * i] * factor, acc[4 * g + 2 * i + 1] * factor);
+      ptx::stmatrix_x4(ptx::smem_u32(base) + g / 8 * kN * 128 +
+                           ptx::swizzle128(first_row + lane % 16, g % 8 + lane / 16), r[0], r[1], r[2], r[3]);
+    }
+    __syncwarp();
+    T* to = static_cast<T*>(out.data) + w.batch * out.stride_b + w.kv_head * out.stride_h + first_chunk * 8;
+    for (int i = lane; i < 16 * kChunks; i += 32) {  // a warp reads the rows it wrote
+      const int r = first_row + i / kChunks, chunk = i % kChunks, j = w.n * kN + r;
+      uint4 value = *reinterpret_cast<const uint4*>(base + chunk / 8 * kN * 128 + ptx::swizzle128(r, chunk % 8));
+      if (j < w.key_low) value = uint4{0, 0, 0, 0};
+      if (j < a.key_len && (first_chunk + chunk) * 8 < a.head_dim)
+        *reinterpret_cast<uint4*>(to + j * out.stride_t + chunk * 8) = value;
+    }
+  }
+
+  /// Σ of `column` over the four lanes that share a key, for both keys.
+  __device__ __forceinline__ static void sum_columns(float (&column)[2]) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      column[e] += __shfl_xor_sync(0xffffffffu, column[e], 1);
+      column[e] += __shfl_xor_sync(0xffffffffu, column[e], 2);
+    }
+  }
+  __device__ __forceinline__ void store_column(float sum, int key, int head) const {
+    if (lane % 4 == 0 && key < a.key_len) a.column_sum[(int64_t{w.batch} * a.heads + head) * a.key_len + key] = sum;
+  }
+};
+
+template <typename Consumer>
+__global__ void __launch_bounds__(kBackwardThreads, 1) forgetting_attn_bwd_kernel(const __grid_constant__ BackwardArgs a) {
+  using Tile = typename Consumer::Layout;
+  extern __shared__ __align__(1024) char raw[];
+  auto& smem = *reinterpret_cast<typename Tile::Shared*>(raw);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(&smem.k_full, 1);
+    ptx::mbarrier_init(&smem.v_full, 1);
+    for (int i = 0; i < Tile::kQueryStages; ++i) {
+      ptx::mbarrier_init(&smem.q_full[i], 1);
+      ptx::mbarrier_init(&smem.q_empty[i], 8);  // one arrival a consumer warp
+    }
+    for (int i = 0; i < Tile::kGradientStages; ++i) {
+      ptx::mbarrier_init(&smem.do_full[i], 1);
+      ptx::mbarrier_init(&smem.do_empty[i], 8);
+    }
+    ptx::fence_barrier_init();
+  }
+  __syncthreads();
+  const BackwardWork w = backward_work<Tile::kM, Tile::kN>(a);
+  if (warp < 4) {
+    ptx::setmaxnreg_dec<24>();
+    if (warp == 0 && ptx::elect_one()) backward_load<Tile>(a, w, smem);
+    if (warp == 1) backward_store_dq<Tile, Consumer::kHasGate>(a, w, smem);
+  } else {
+    ptx::setmaxnreg_inc<240>();
+    Consumer(a, w, smem, warp / 4 - 1).run();
+  }
+}
+
+template <typename Consumer>
+cudaError_t launch_backward_kernel(const BackwardArgs& a, cudaStream_t stream) {
+  using Tile = typename Consumer::Layout;
+  constexpr int kBytes = sizeof(typename Tile::Shared);
+  static_assert(kBytes <= 227 * 1024);
+  const auto kernel = forgetting_attn_bwd_kernel<Consumer>;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error != cudaSuccess) return error;
+  const int64_t blocks = int64_t{(a.key_len + Tile::kN - 1) / Tile::kN} * a.batch * a.kv_heads;
+  kernel<<<static_cast<unsigned>(blocks), kBackwardThreads, kBytes, stream>>>(a);
+  return cudaGetLastError();
+}
+
+}  // namespace fox::cuda

@@ -1,0 +1,5 @@
+#include "kernels/cuda/forgetting_attn_bwd_sm90.cuh"
+
+namespace fox::cuda {
+template cudaError_t launch_backward<__nv_bfloat16, 96>(const BackwardArgs&, cudaStream_t);
+}
