@@ -1,0 +1,91 @@
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/interrupt.h"
+#include "cli/commands.h"
+#include "config/run_config.h"
+#include "train/dry_run.h"
+#include "train/run.h"
+
+namespace fox::cli {
+namespace {
+
+struct Arguments {
+  std::string file;
+  std::vector<std::string> set;
+  std::optional<std::string> init_from, device;
+  std::optional<int64_t> threads;
+  std::optional<uint64_t> seed;
+  bool print_config = false, dry_run = false;
+};
+
+RunConfig load(const Arguments& arguments) {
+  std::vector<std::string> overrides = arguments.set;
+  if (arguments.device) overrides.push_back("train.device=" + *arguments.device);
+  if (arguments.threads) overrides.push_back(fmt::format("train.threads={}", *arguments.threads));
+  if (arguments.seed) overrides.push_back(fmt::format("train.seed={}", *arguments.seed));
+  return RunConfig::load(arguments.file, overrides);
+}
+
+void train(const RunConfig& config, const train::RunOptions& options) {
+  catch_interrupts();
+  fmt::print(stderr, "{}\n", config.to_toml());
+  const std::string& dir = config.output.dir;
+  switch (train::run_training(config, options)) {
+    case train::RunOutcome::kFinished:
+      fmt::print(stderr, "finished: the model is in {} (try: fox generate {})\n", dir, dir);
+      return;
+    case train::RunOutcome::kAlreadyFinished:
+      fmt::print(stderr, "nothing to do: the run in {} is finished\n", dir);
+      return;
+    case train::RunOutcome::kInterrupted:
+      fmt::print(stderr, "stopped; a checkpoint is saved, and the same command continues from it\n");
+      throw CLI::RuntimeError(130);
+  }
+}
+
+void run(const Arguments& arguments) {
+  const RunConfig config = load(arguments);
+  if (arguments.print_config) {
+    fmt::print("{}", config.to_toml());
+    return;
+  }
+  train::RunOptions options;
+  if (arguments.init_from) options.init_from = *arguments.init_from;
+  if (arguments.dry_run) {
+    fmt::print("{}", train::describe(train::dry_run(config, options.init_from)));
+    return;
+  }
+  train(config, options);
+}
+
+}  // namespace
+
+void register_train(CLI::App& app) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("train", "Train a model as a run file says, or continue a run that was stopped");
+  command->add_option("RUN.toml", arguments->file, "Run file: tables [model] [data] [train] [eval] [output]")->required();
+  command->add_option("--set", arguments->set, "table.key=value: replaces a setting of the file; may be given several times")
+      ->expected(1)
+      ->take_all();
+  command->add_flag("--print-config", arguments->print_config, "Print every setting as a run file, and stop");
+  command->add_flag("--dry-run", arguments->dry_run, "Estimate time, memory and disk from a few steps; writes nothing");
+  command->add_option("--init-from", arguments->init_from,
+                      "Start from the weights of this run or Hugging Face model directory");
+  command->add_option("--device", arguments->device, "Short for --set train.device=…: cpu, cuda, cuda:1");
+  command->add_option("--threads", arguments->threads, "Short for --set train.threads=…: CPU threads; 0: all cores");
+  command->add_option("--seed", arguments->seed, "Short for --set train.seed=…");
+  command->footer(
+      "Example: fox train configs/demo/fox_pro.toml --set train.lr=2e-3 --set output.dir=runs/try\n"
+      "The same command continues a run that was stopped (Ctrl-C saves a checkpoint first), bit for bit as if it had not\n"
+      "been, given as many threads. A run directory keeps its configuration in run.toml and only accepts the same one\n"
+      "again; output.*, data.cache, train.device, train.threads and train.max_bad_steps may change.");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace fox::cli

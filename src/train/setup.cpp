@@ -1,0 +1,53 @@
+#include "train/setup.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "checkpoint/hf_directory.h"
+#include "infer/load_model.h"
+#include "ops/device.h"
+
+namespace fox::train {
+
+void set_threads(int64_t threads) {
+  const auto cores = static_cast<int64_t>(std::max(1u, std::thread::hardware_concurrency()));
+  at::set_num_threads(static_cast<int>(threads > 0 ? threads : cores));
+}
+
+void load_weights(model::LanguageModel& model, const std::filesystem::path& dir) {
+  const at::NoGradGuard no_grad;
+  const auto location = infer::locate_model(dir);
+  checkpoint::NamedTensors into;
+  for (const auto& parameter : model.parameters()) into.emplace(parameter.name, parameter.tensor);
+  std::vector<std::string> tied;
+  if (model.config().tie_word_embeddings) tied.emplace_back("lm_head.weight");
+  checkpoint::load_into(checkpoint::read_weights(location.dir), into, location.dir.string(), tied);
+}
+
+model::LanguageModel make_model(const RunConfig& config, const std::optional<std::filesystem::path>& init_from) {
+  const at::Device device = ops::open_device(config.train.device);  // an unknown one is told before anything is computed
+  model::LanguageModel model(config.model);
+  if (init_from) {
+    load_weights(model, *init_from);
+  } else {
+    model.init(config.train.seed);
+  }
+  model.to(device, config.train.precision == "float64" ? at::kDouble : at::kFloat);
+  if (config.train.precision == "bf16") model.set_compute_dtype(at::kBFloat16);
+  return model;
+}
+
+TrainerOptions trainer_options(const TrainConfig& config) {
+  return {.schedule = {config.lr, config.min_lr, config.warmup_tokens, config.max_tokens},
+          .adamw = {config.beta1, config.beta2, config.eps, config.weight_decay},
+          .max_grad_norm = config.max_grad_norm};
+}
+
+int64_t total_steps(const TrainConfig& config) {
+  return (config.max_tokens + config.batch_tokens - 1) / config.batch_tokens;
+}
+
+}  // namespace fox::train
