@@ -1,6 +1,8 @@
 #include "mixers/forgetting_attn.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -144,7 +146,7 @@ at::Tensor ForgettingAttn::attend(const Projected& projected, const nn::Sequence
   if (log_f_BTH) log_f_BTH = memory->log_f.append(*log_f_BTH);
   const int64_t dropped = sequence.offset + q_BTHD.size(1) - k_BTHD.size(1);
   if (options.seq_start) options.seq_start = (*options.seq_start - dropped).clamp(0, k_BTHD.size(1));
-  const auto o_BTHD = ops::forgetting_attn(q_BTHD, k_BTHD, v_BTHD, log_f_BTH, options).o_BTHD;
+  auto o_BTHD = ops::forgetting_attn(q_BTHD, k_BTHD, v_BTHD, log_f_BTH, options).o_BTHD;
   if (config_.window_size) {
     for (auto* buffer : {&memory->k, &memory->v, &memory->log_f}) buffer->keep_last(*config_.window_size - 1);
   }

@@ -1,5 +1,7 @@
 #include "model/block.h"
 
+#include <ATen/TensorOperators.h>
+
 namespace fox::model {
 
 Block::Block(const ModelConfig& config, int64_t layer)
