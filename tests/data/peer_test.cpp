@@ -1,0 +1,65 @@
+// The C++ half of peer_test.py, which names the folder to work in by FOX_PEER_DIR and compares what this half wrote there.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/files.h"
+#include "data/token_store.h"
+#include "data/tokenizer.h"
+#include "data/zarr.h"
+
+namespace fox::data {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class Peer : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const char* dir = std::getenv("FOX_PEER_DIR");
+    if (!dir) GTEST_SKIP() << "run by tests/data/peer_test.py";
+    dir_ = dir;
+  }
+  json read(const std::string& name) const { return json::parse(read_file(dir_ / name)); }
+  void write_ids(const std::string& name, const Tokenizer& tokenizer) const {
+    json all = json::array();
+    for (const json& text : read("texts.json")) all.push_back(tokenizer.encode(text.get<std::string>()));
+    std::ofstream(dir_ / name) << all;
+  }
+
+  fs::path dir_;
+};
+
+TEST_F(Peer, WritesTokenizersAndIds) {
+  for (const int64_t merges : {50000, 768, 0}) {
+    const Tokenizer tokenizer = Tokenizer::gpt2(merges);
+    tokenizer.save(dir_ / ("tokenizer-" + std::to_string(merges) + ".json"));
+    write_ids("ids-" + std::to_string(merges) + ".json", tokenizer);
+  }
+}
+
+TEST_F(Peer, EncodesWithTokenizersOfOthers) {
+  for (const json& name : read("tokenizers.json")) {
+    write_ids("ids-" + name.get<std::string>(), Tokenizer::load(dir_ / name.get<std::string>()));
+  }
+}
+
+TEST_F(Peer, WritesATokenStore) { build_token_store({dir_ / "corpus"}, Tokenizer::gpt2(768), dir_ / "store"); }
+
+TEST_F(Peer, ReadsArraysOfOthers) {
+  for (const json& box : read("boxes.json")) {
+    const ZarrArray array(dir_ / box.at("array").get<std::string>(), box.at("dtype"));
+    const auto start = box.at("start").get<std::vector<int64_t>>(), count = box.at("count").get<std::vector<int64_t>>();
+    int64_t bytes = array.meta().item_bytes();
+    for (const int64_t n : count) bytes *= n;
+    std::string content(static_cast<size_t>(bytes), '\0');
+    array.read(start, count, content.data());
+    std::ofstream(dir_ / box.at("file").get<std::string>(), std::ios::binary) << content;
+  }
+}
+
+}  // namespace
+}  // namespace fox::data
