@@ -15,9 +15,9 @@ void refuse_double_backward(const c10::OperatorHandle& op, c10::DispatchKeySet k
   const auto num_arguments = op.schema().arguments().size();
   for (const auto& argument : torch::jit::last(*stack, num_arguments)) {
     if (argument.isTensor() && wants_grad({&argument.toTensor()})) {
-      throw Error(fmt::format("{} cannot be differentiated: fox operators have first derivatives only",
-                              op.schema().name()),
-                  "leave out create_graph, or use the operator's reference, which is differentiable any number of times");
+      throw Error(
+          fmt::format("{} cannot be differentiated: fox operators have first derivatives only", op.schema().name()),
+          "leave out create_graph, or use the operator's reference, which is differentiable any number of times");
     }
   }
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -71,9 +71,9 @@ void check_shape(const char* op, const char* argument, const at::Tensor& t, at::
 void check_device(const char* op, const char* argument, const at::Tensor& t, const char* other_argument,
                   const at::Tensor& other) {
   if (t.device() == other.device()) return;
-  throw Error(fmt::format("{}: {} is on {}, {} on {}", op, argument, t.device().str(), other_argument,
-                          other.device().str()),
-              "all tensors of a call must be on one device");
+  throw Error(
+      fmt::format("{}: {} is on {}, {} on {}", op, argument, t.device().str(), other_argument, other.device().str()),
+      "all tensors of a call must be on one device");
 }
 
 void check_cu_seqlens(const char* op, const at::Tensor& cu_seqlens, int64_t batch, int64_t length) {

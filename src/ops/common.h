@@ -9,8 +9,8 @@
 #include <optional>
 #include <string>
 
-/// What the operators share. Each operator `fox::name` has kernels for CPU and Meta (and CUDA in the CUDA backend), and an
-/// Autograd kernel whose backward is the operator `fox::name_backward`; checks stand in the kernels, so that callers
+/// What the operators share. Each operator `fox::name` has kernels for CPU and Meta (and CUDA in the CUDA backend), and
+/// an Autograd kernel whose backward is the operator `fox::name_backward`; checks stand in the kernels, so that callers
 /// from C++ and from Python meet the same ones.
 namespace fox::ops {
 

@@ -28,7 +28,8 @@ void check(const at::Tensor& logits, const OptionalTensor& bias) {
 void check_backward(const at::Tensor& dlog_f, const at::Tensor& log_f) {
   check_shape("log_sigmoid_gate_backward", "dlog_f", dlog_f, log_f.sizes(), "that of log_f");
   check_dtype("log_sigmoid_gate_backward", "dlog_f", dlog_f, log_f.scalar_type());
-  check_dtype("log_sigmoid_gate_backward", "log_f", log_f, log_f.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  check_dtype("log_sigmoid_gate_backward", "log_f", log_f,
+              log_f.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
 at::Tensor forward_meta(const at::Tensor& logits, const OptionalTensor& bias) {

@@ -52,8 +52,8 @@ int64_t count_labels(const at::Tensor& labels, int64_t vocab) {
   return count;
 }
 
-/// Rows of logits that exist at once: enough that the products of a chunk are large, few enough that the logits are still
-/// in the cache when they are read again.
+/// Rows of logits that exist at once: enough that the products of a chunk are large, few enough that the logits are
+/// still in the cache when they are read again.
 int64_t chunk_rows(int64_t rows, int64_t vocab) {
   constexpr int64_t kLogits = int64_t{1} << 18, kMinRows = 128;
   return std::clamp(kLogits / std::max<int64_t>(vocab, 1), std::min(kMinRows, rows), std::max<int64_t>(rows, 1));
@@ -82,8 +82,8 @@ Results forward_cpu(const at::Tensor& x_in, const at::Tensor& w_in, const at::Te
   const auto buffer = at::empty({chunk, stride}, x.options()).narrow(1, 0, vocab);
   const auto loss = at::empty({rows}, x.options());
   const at::Tensor dx = want_dx ? at::empty(x.sizes(), x.options()) : at::Tensor();
-  const at::Tensor dw = want_dw ? (rows == 0 ? at::zeros(w.sizes(), x.options()) : at::empty(w.sizes(), x.options()))
-                                : at::Tensor();
+  const at::Tensor dw =
+      want_dw ? (rows == 0 ? at::zeros(w.sizes(), x.options()) : at::empty(w.sizes(), x.options())) : at::Tensor();
   const auto w_t = w.t();
   double total = 0;
   for (int64_t begin = 0; begin < rows; begin += chunk) {
@@ -92,15 +92,14 @@ Results forward_cpu(const at::Tensor& x_in, const at::Tensor& w_in, const at::Te
     auto logits = buffer.narrow(0, 0, n);
     at::mm_out(logits, x_chunk, w_t);
     dispatch_real(type, [&]<class T>() {
-      const kernels::SoftmaxXentParams<T> p{
-          .logits = logits.mutable_data_ptr<T>(),
-          .logits_stride = stride,
-          .labels = labels.const_data_ptr<int64_t>() + begin,
-          .weight = weight.defined() ? weight.const_data_ptr<T>() + begin : nullptr,
-          .uniform_weight = uniform_weight,
-          .rows = n,
-          .vocab = vocab,
-          .gradient = want_dx || want_dw};
+      const kernels::SoftmaxXentParams<T> p{.logits = logits.mutable_data_ptr<T>(),
+                                            .logits_stride = stride,
+                                            .labels = labels.const_data_ptr<int64_t>() + begin,
+                                            .weight = weight.defined() ? weight.const_data_ptr<T>() + begin : nullptr,
+                                            .uniform_weight = uniform_weight,
+                                            .rows = n,
+                                            .vocab = vocab,
+                                            .gradient = want_dx || want_dw};
       total += kernels::softmax_xent(p, loss.mutable_data_ptr<T>() + begin);
     });
     if (want_dx) {
@@ -190,7 +189,8 @@ TORCH_LIBRARY_IMPL(fox, Autograd, m) {
 
 }  // namespace
 
-LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& x_NC, const at::Tensor& w_VC, const at::Tensor& labels_N,
+LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& x_NC, const at::Tensor& w_VC,
+                                              const at::Tensor& labels_N,
                                               const std::optional<at::Tensor>& token_weight_N) {
   static const auto op = find_operator<Forward>("fox::linear_cross_entropy");
   auto result = op.call(x_NC, w_VC, labels_N, token_weight_N, false, false);

@@ -34,9 +34,14 @@ template <class T>
 kernels::RmsNormParams<T> params(const Rows& x, const at::Tensor& weight, double eps, int64_t num_groups) {
   const int64_t width = x.width / num_groups;
   const bool shared = weight.defined() && weight.size(0) == width;
-  return {x.tensor.const_data_ptr<T>(), x.stride, weight.defined() ? weight.const_data_ptr<T>() : nullptr,
-          shared ? 0 : width,           x.rows,   num_groups,
-          width,                        eps};
+  return {x.tensor.const_data_ptr<T>(),
+          x.stride,
+          weight.defined() ? weight.const_data_ptr<T>() : nullptr,
+          shared ? 0 : width,
+          x.rows,
+          num_groups,
+          width,
+          eps};
 }
 
 at::Tensor compute_weight(const OptionalTensor& weight, at::ScalarType type) {
@@ -54,9 +59,8 @@ at::Tensor forward_cpu(const at::Tensor& x, const OptionalTensor& weight, double
   const auto rows = as_rows(cast(x, type));
   const auto w = compute_weight(weight, type);
   auto y = at::empty(x.sizes(), rows.tensor.options());
-  dispatch_real(type, [&]<class T>() {
-    kernels::rms_norm(params<T>(rows, w, eps, num_groups), y.mutable_data_ptr<T>());
-  });
+  dispatch_real(type,
+                [&]<class T>() { kernels::rms_norm(params<T>(rows, w, eps, num_groups), y.mutable_data_ptr<T>()); });
   return cast(y, x.scalar_type());
 }
 

@@ -52,7 +52,9 @@ at::Tensor rotate_cpu(const at::Tensor& x_in, double base, int64_t offset, bool 
   return cast(y, x_in.scalar_type());
 }
 at::Tensor forward_cpu(const at::Tensor& x, double base, int64_t offset) { return rotate_cpu(x, base, offset, false); }
-at::Tensor backward_cpu(const at::Tensor& dy, double base, int64_t offset) { return rotate_cpu(dy, base, offset, true); }
+at::Tensor backward_cpu(const at::Tensor& dy, double base, int64_t offset) {
+  return rotate_cpu(dy, base, offset, true);
+}
 
 class Rotary : public torch::autograd::Function<Rotary> {
  public:
@@ -104,7 +106,8 @@ at::Tensor rotary_reference(const at::Tensor& x_BTHD, double base, int64_t offse
   const auto doubles = x_BTHD.options().dtype(at::kDouble);
   const auto wavelength = at::pow(base, at::arange(0, dim, 2, doubles) / static_cast<double>(dim));
   const auto angle = at::arange(offset, offset + time, doubles).unsqueeze(1) / wavelength;
-  const auto cos = angle.cos().to(x_BTHD.scalar_type()).unsqueeze(1), sin = angle.sin().to(cos.scalar_type()).unsqueeze(1);
+  const auto cos = angle.cos().to(x_BTHD.scalar_type()).unsqueeze(1),
+             sin = angle.sin().to(cos.scalar_type()).unsqueeze(1);
   const auto halves = x_BTHD.chunk(2, -1);
   return at::cat({halves[0] * cos - halves[1] * sin, halves[0] * sin + halves[1] * cos}, -1);
 }

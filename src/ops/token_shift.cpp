@@ -110,16 +110,16 @@ class TokenShift : public torch::autograd::Function<TokenShift> {
                             const OptionalTensor& prev, const OptionalTensor& cu_seqlens,
                             const OptionalTensor& seq_start) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({x, alpha, value_or_undefined(prev), value_or_undefined(cu_seqlens),
-                            value_or_undefined(seq_start)});
+    ctx->save_for_backward(
+        {x, alpha, value_or_undefined(prev), value_or_undefined(cu_seqlens), value_or_undefined(seq_start)});
     return token_shift(x, alpha, prev, cu_seqlens, seq_start);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
     static const auto op = find_operator<Backward>("fox::token_shift_backward");
     const auto saved = ctx->get_saved_variables();
-    auto [dx, dalpha, dprev] = op.call(grads[0], saved[0], saved[1], optional_of(saved[2]), optional_of(saved[3]),
-                                       optional_of(saved[4]));
+    auto [dx, dalpha, dprev] =
+        op.call(grads[0], saved[0], saved[1], optional_of(saved[2]), optional_of(saved[3]), optional_of(saved[4]));
     return {dx, dalpha, dprev, {}, {}};
   }
 };
@@ -165,7 +165,8 @@ at::Tensor token_shift_reference(const at::Tensor& x_BTHD, const at::Tensor& alp
                                  const std::optional<at::Tensor>& prev_BHD, const std::optional<at::Tensor>& cu_seqlens,
                                  const std::optional<at::Tensor>& seq_start) {
   const int64_t time = x_BTHD.size(1);
-  const auto first = prev_BHD ? prev_BHD->unsqueeze(1).to(x_BTHD.scalar_type()) : at::zeros_like(x_BTHD.narrow(1, 0, 1));
+  const auto first =
+      prev_BHD ? prev_BHD->unsqueeze(1).to(x_BTHD.scalar_type()) : at::zeros_like(x_BTHD.narrow(1, 0, 1));
   auto before = at::cat({first, x_BTHD.narrow(1, 0, time - 1)}, 1);
   const auto t = at::arange(time, x_BTHD.options().dtype(at::kLong)).unsqueeze(0);
   auto begins = at::zeros_like(t, at::kBool);

@@ -63,7 +63,8 @@ TEST(Gate, ResultIsFloat32ForLowPrecisionLogits) {
 TEST(Gate, ReadsViews) {
   at::manual_seed(2);
   expect_as_good_as_reference(kOurs, kReference, {random({2, 9, 12}).narrow(2, 3, 4), random({4})}, at::kFloat, "view");
-  expect_as_good_as_reference(kOurs, kReference, {random({2, 4, 9}).transpose(1, 2), random({4})}, at::kFloat, "heads first");
+  expect_as_good_as_reference(kOurs, kReference, {random({2, 4, 9}).transpose(1, 2), random({4})}, at::kFloat,
+                              "heads first");
 }
 
 TEST(Gate, GradientsMatchFiniteDifferences) {

@@ -28,7 +28,8 @@ TEST(LinearCrossEntropy, MatchesReferenceOnEveryPathAndType) {
   at::manual_seed(1);
   on_every_simd_path([](const std::string& path) {
     for (const auto type : {at::kFloat, at::kDouble}) {
-      for (const auto& [rows, width, vocab] : {std::array<int64_t, 3>{1, 1, 2}, {5, 8, 3}, {37, 16, 1025}, {9, 4, 17}}) {
+      for (const auto& [rows, width, vocab] :
+           {std::array<int64_t, 3>{1, 1, 2}, {5, 8, 3}, {37, 16, 1025}, {9, 4, 17}}) {
         const Tensors inputs{random({rows, width}), random({vocab, width}), random_labels(rows, vocab)};
         expect_as_good_as_reference(total(false), total(true), inputs, type, path);
         auto weighted = inputs;
@@ -84,8 +85,8 @@ TEST(LinearCrossEntropy, LowPrecisionInputsGiveAFloat32Loss) {
     EXPECT_EQ(result.loss_N.scalar_type(), at::kFloat);
     result.total.backward();
     EXPECT_EQ(x_leaf.grad().scalar_type(), type);
-    const auto exact = result_and_gradients(total(true), {x.to(at::kDouble), w.to(at::kDouble), labels},
-                                            at::ones({}, at::kDouble));
+    const auto exact =
+        result_and_gradients(total(true), {x.to(at::kDouble), w.to(at::kDouble), labels}, at::ones({}, at::kDouble));
     EXPECT_LE(max_error(result.total.detach(), exact[0]), 1e-5);
     EXPECT_LE(max_error(x_leaf.grad(), exact[1]), 0.005 * exact[1].abs().max().item<double>());
     EXPECT_LE(max_error(w_leaf.grad(), exact[2]), 0.005 * exact[2].abs().max().item<double>());

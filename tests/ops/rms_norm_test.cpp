@@ -25,7 +25,8 @@ TEST(RmsNorm, MatchesReferenceOnEveryPathAndType) {
   at::manual_seed(1);
   on_every_simd_path([](const std::string& path) {
     for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
-      for (const auto& [groups, width] : {std::array<int64_t, 2>{1, 1}, {1, 96}, {4, 24}, {3, 7}, {2, 128}, {1, 1000}}) {
+      for (const auto& [groups, width] :
+           {std::array<int64_t, 2>{1, 1}, {1, 96}, {4, 24}, {3, 7}, {2, 128}, {1, 1000}}) {
         const auto x = random({3, 5, groups * width});
         expect_as_good_as_reference(ours(groups), reference(groups), {x, random({groups * width})}, type, path);
         expect_as_good_as_reference(ours(groups), reference(groups), {x, random({width})}, type, path + " shared");

@@ -1,7 +1,7 @@
 #include "ops/rotary.h"
 
-#include <cmath>
 #include <atomic>
+#include <cmath>
 #include <thread>
 
 #include "support/op_check.h"
@@ -55,15 +55,19 @@ TEST(Rotary, TokenByTokenEqualsOnePass) {
   at::manual_seed(3);
   const auto x = at::randn({2, 40, 2, 8});
   const auto whole = ops::rotary(x, 1e4);
-  for (const int64_t t : {0, 1, 17, 39}) EXPECT_TRUE(at::equal(ops::rotary(x.narrow(1, t, 1), 1e4, t), whole.narrow(1, t, 1)));
+  for (const int64_t t : {0, 1, 17, 39})
+    EXPECT_TRUE(at::equal(ops::rotary(x.narrow(1, t, 1), 1e4, t), whole.narrow(1, t, 1)));
 }
 
 TEST(Rotary, ReadsAnyStrides) {
   at::manual_seed(4);
-  expect_as_good_as_reference(ours(1e4, 0), reference(1e4, 0), {random({2, 6, 48}).narrow(2, 16, 16).view({2, 6, 2, 8})},
-                              at::kFloat, "packed projection");
-  expect_as_good_as_reference(ours(1e4, 0), reference(1e4, 0), {random({2, 2, 6, 8}).transpose(1, 2)}, at::kFloat, "heads first");
-  expect_as_good_as_reference(ours(1e4, 0), reference(1e4, 0), {random({2, 6, 8, 2}).transpose(2, 3)}, at::kFloat, "D-strided");
+  expect_as_good_as_reference(ours(1e4, 0), reference(1e4, 0),
+                              {random({2, 6, 48}).narrow(2, 16, 16).view({2, 6, 2, 8})}, at::kFloat,
+                              "packed projection");
+  expect_as_good_as_reference(ours(1e4, 0), reference(1e4, 0), {random({2, 2, 6, 8}).transpose(1, 2)}, at::kFloat,
+                              "heads first");
+  expect_as_good_as_reference(ours(1e4, 0), reference(1e4, 0), {random({2, 6, 8, 2}).transpose(2, 3)}, at::kFloat,
+                              "D-strided");
 }
 
 TEST(Rotary, GradientsMatchFiniteDifferences) {

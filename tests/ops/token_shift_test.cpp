@@ -22,7 +22,8 @@ at::Tensor random_alpha(at::IntArrayRef shape) { return at::rand(shape, at::kDou
 void expect_matches(const Tensors& inputs, at::ScalarType type, const std::string& what,
                     std::optional<at::Tensor> cu = {}, std::optional<at::Tensor> start = {}) {
   const bool with_prev = inputs.size() > 2;
-  expect_as_good_as_reference(shift(false, with_prev, cu, start), shift(true, with_prev, cu, start), inputs, type, what);
+  expect_as_good_as_reference(shift(false, with_prev, cu, start), shift(true, with_prev, cu, start), inputs, type,
+                              what);
 }
 
 TEST(TokenShift, MatchesReferenceOnEveryPathAndType) {
@@ -100,9 +101,16 @@ TEST(TokenShift, MetaErrorsAndSecondDerivative) {
   expect_error([&] { ops::token_shift(x.flatten(2), alpha); }, {"x has shape (2, 3, 8)", "(B, T, H, D)"});
   expect_error([&] { ops::token_shift(x, alpha, at::randn({2, 4})); }, {"prev", "(2, 4)"});
   expect_error([&] { ops::token_shift(x, alpha, {}, at::tensor({0, 3}, at::kLong)); }, {"cu_seqlens", "batch of 1"});
-  expect_error([&] { ops::token_shift(x.narrow(0, 0, 1), alpha.narrow(0, 0, 1), {}, at::tensor({0, 2}, at::kLong)); },
-               {"cu_seqlens", "from 0 to 3"});
-  expect_error([&] { ops::token_shift(x, alpha, {}, {}, at::tensor({0, 4}, at::kLong)); }, {"seq_start[1] is 4", "0 to 3"});
+  expect_error(
+      [&] {
+        ops::token_shift(x.narrow(0, 0, 1), alpha.narrow(0, 0, 1), {}, at::tensor({0, 2}, at::kLong));
+      },
+      {"cu_seqlens", "from 0 to 3"});
+  expect_error(
+      [&] {
+        ops::token_shift(x, alpha, {}, {}, at::tensor({0, 4}, at::kLong));
+      },
+      {"seq_start[1] is 4", "0 to 3"});
   expect_error([&] { ops::token_shift(x, alpha, {}, {}, at::tensor({0, 1}, at::kInt)); }, {"seq_start", "Int"});
 }
 

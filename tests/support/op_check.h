@@ -37,10 +37,10 @@ inline double max_error(const at::Tensor& a, const at::Tensor& exact) {
   return (a.to(at::kDouble) - exact.to(at::kDouble)).abs().max().item<double>();
 }
 
-/// `op` in `type` is as good as `reference` in `type`, both measured against `reference` in float64 on the same (rounded)
-/// inputs, results and gradients alike: error <= 2 * the reference's error + one rounding of the result + a few of float32
-/// arithmetic on values of order 1, which is what is left where a sum cancels. In float64 nothing is more exact to measure
-/// against: there both agree to 1e-12.
+/// `op` in `type` is as good as `reference` in `type`, both measured against `reference` in float64 on the same
+/// (rounded) inputs, results and gradients alike: error <= 2 * the reference's error + one rounding of the result + a
+/// few of float32 arithmetic on values of order 1, which is what is left where a sum cancels. In float64 nothing is
+/// more exact to measure against: there both agree to 1e-12.
 inline void expect_as_good_as_reference(const Op& op, const Op& reference, const Tensors& inputs, at::ScalarType type,
                                         const std::string& what) {
   Tensors rounded, doubles;
@@ -62,8 +62,8 @@ inline void expect_as_good_as_reference(const Op& op, const Op& reference, const
   const auto ours = result_and_gradients(op, rounded, cotangent);
   const double unit = type == at::kFloat ? 1.2e-7 : type == at::kHalf ? 9.8e-4 : 7.8e-3;
   for (size_t i = 0; i < exact.size(); ++i) {
-    const std::string name = what + ", " + std::string(c10::toString(type)) +
-                             (i == 0 ? ", result" : ", gradient " + std::to_string(i - 1));
+    const std::string name =
+        what + ", " + std::string(c10::toString(type)) + (i == 0 ? ", result" : ", gradient " + std::to_string(i - 1));
     ASSERT_EQ(ours[i].sizes(), exact[i].sizes()) << name;
     ASSERT_EQ(ours[i].scalar_type(), naive[i].scalar_type()) << name;
     const double scale = exact[i].numel() == 0 ? 0 : exact[i].abs().max().item<double>();

@@ -22,7 +22,7 @@ void parallel_pieces(int64_t n, int64_t grain, const Body& body) {
     if (n > 0) body(int64_t{0}, n, int64_t{0});
     return;
   }
-#pragma omp parallel for schedule(static, 1) num_threads(static_cast<int>(pieces))
+#pragma omp parallel for schedule(static, 1) num_threads(static_cast <int>(pieces))
   for (int64_t piece = 0; piece < pieces; ++piece) {
     const int64_t begin = n * piece / pieces, end = n * (piece + 1) / pieces;
     body(begin, end, piece);

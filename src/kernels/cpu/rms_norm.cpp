@@ -1,4 +1,5 @@
-// RMSNorm over groups. Forward reads a group twice, the second time from the first-level cache. With r = 1/sqrt(mean(x²)
+// RMSNorm over groups. Forward reads a group twice, the second time from the first-level cache. With r =
+// 1/sqrt(mean(x²)
 // + eps): dx = r (w dy - x r² mean(w dy x)); r is recomputed in the backward pass, since x must be read there anyway.
 #include "kernels/cpu/rms_norm.h"
 

@@ -6,9 +6,9 @@ namespace fox::kernels {
 
 template <class T>
 struct RotaryParams {
-  const T* x;                         ///< (B, T, H, D), D even and contiguous
-  int64_t x_batch, x_time, x_head;    ///< its strides in elements
-  const T* cos;                       ///< (T, D / 2), contiguous
+  const T* x;                       ///< (B, T, H, D), D even and contiguous
+  int64_t x_batch, x_time, x_head;  ///< its strides in elements
+  const T* cos;                     ///< (T, D / 2), contiguous
   const T* sin;
   int64_t batch, time, heads, dim;
 };

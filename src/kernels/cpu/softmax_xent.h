@@ -15,7 +15,7 @@ struct SoftmaxXentParams {
   const T* weight;        ///< (rows,), or nullptr for `uniform_weight`
   double uniform_weight;
   int64_t rows, vocab;
-  bool gradient;          ///< logits become d(Σ weight loss)/d logits = weight (softmax - onehot)
+  bool gradient;  ///< logits become d(Σ weight loss)/d logits = weight (softmax - onehot)
 };
 
 /// loss[n] = logsumexp(logits[n]) - logits[n, label[n]], 0 where the label is ignored. Returns Σ weight loss.

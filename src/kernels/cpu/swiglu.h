@@ -6,8 +6,8 @@ namespace fox::kernels {
 
 template <class T>
 struct SwigluParams {
-  const T* gate_up;         ///< rows × 2 width, each row contiguous
-  int64_t gate_up_stride;   ///< elements from row to row
+  const T* gate_up;        ///< rows × 2 width, each row contiguous
+  int64_t gate_up_stride;  ///< elements from row to row
   int64_t rows, width;
 };
 

@@ -1,5 +1,5 @@
-// Token shift. Every (batch, time) row is on its own: backward gathers dx_t from dy_t and dy_{t+1} rather than scattering,
-// so threads never meet.
+// Token shift. Every (batch, time) row is on its own: backward gathers dx_t from dy_t and dy_{t+1} rather than
+// scattering, so threads never meet.
 #include "kernels/cpu/token_shift.h"
 
 #include <algorithm>
@@ -141,9 +141,8 @@ void token_shift(const TokenShiftParams<T>& p, T* y) {
 
 template <class T>
 void token_shift_backward(const TokenShiftParams<T>& p, const T* dy, T* dx, T* dalpha, T* dprev) {
-  parallel_pieces(p.batch * p.time, row_grain(p), [&](int64_t begin, int64_t end, int64_t) {
-    backward_piece(p, dy, dx, dalpha, dprev, begin, end);
-  });
+  parallel_pieces(p.batch * p.time, row_grain(p),
+                  [&](int64_t begin, int64_t end, int64_t) { backward_piece(p, dy, dx, dalpha, dprev, begin, end); });
 }
 
 template void token_shift(const TokenShiftParams<float>&, float*);
