@@ -31,24 +31,24 @@ struct FoxGates {
 struct ForgettingAttnParams {
   int32_t dtype;  ///< FoxDtype of q, k, v, o and their gradients
   int32_t batch, query_len, key_len, query_heads, kv_heads, head_dim;
-  FoxTensor q, k, v;       ///< q: query_len, query_heads; k, v: key_len, kv_heads (a divisor of query_heads)
-  FoxTensor o;             ///< written by forward, read by backward
-  float* lse;              ///< (batch, query_heads, query_len), packed: natural log-sum-exp of each row
-  FoxGates log_f;          ///< key_len, query_heads: one gate per query head, <= 0; data = NULL: plain attention
-  FoxTensor d_o;           ///< backward: gradient of o
-  FoxTensor d_q, d_k, d_v; ///< backward: written
-  FoxGates d_log_f;        ///< backward: written unless data is NULL
-  float scale;             ///< logits are q·k * scale; positive
-  int32_t window;          ///< keys p - window < j <= p; 0: all j <= p
+  FoxTensor q, k, v;          ///< q: query_len, query_heads; k, v: key_len, kv_heads (a divisor of query_heads)
+  FoxTensor o;                ///< written by forward, read by backward
+  float* lse;                 ///< (batch, query_heads, query_len), packed: natural log-sum-exp of each row
+  FoxGates log_f;             ///< key_len, query_heads: one gate per query head, <= 0; data = NULL: plain attention
+  FoxTensor d_o;              ///< backward: gradient of o
+  FoxTensor d_q, d_k, d_v;    ///< backward: written
+  FoxGates d_log_f;           ///< backward: written unless data is NULL
+  float scale;                ///< logits are q·k * scale; positive
+  int32_t window;             ///< keys p - window < j <= p; 0: all j <= p
   const int64_t* seq_start;   ///< (batch): number of left-padding keys; NULL: none
   const int64_t* cu_seqlens;  ///< (num_documents + 1), batch = 1, query_len = key_len; NULL: one document
   int32_t num_documents;
-  int32_t pruned;             ///< 1: skip blocks whose weights sum to at most exp(log_tolerance) over a row
-  float log_tolerance;        ///< ln ε; needs logit_bound
-  const float* logit_bound;   ///< (query_heads): upper bound of |q·k * scale|; NULL: unknown. A small one also spares the
-                              ///< forward pass its running maximum
-  int32_t deterministic;      ///< backward: sums in a fixed order
-  void* workspace;            ///< as many bytes as the functions below say, 256-byte aligned
+  int32_t pruned;            ///< 1: skip blocks whose weights sum to at most exp(log_tolerance) over a row
+  float log_tolerance;       ///< ln ε; needs logit_bound
+  const float* logit_bound;  ///< (query_heads): upper bound of |q·k * scale|; NULL: unknown. A small one also spares
+                             ///< the forward pass its running maximum
+  int32_t deterministic;  ///< backward: sums in a fixed order
+  void* workspace;        ///< as many bytes as the functions below say, 256-byte aligned
   size_t workspace_bytes;
 };
 

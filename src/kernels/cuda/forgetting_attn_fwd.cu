@@ -53,8 +53,8 @@ extern "C" int fox_forgetting_attn_forward(const ForgettingAttnParams* params, c
   if (cudaError_t error = query_device(&multiprocessors, &capability)) return fail("CUDA device", error);
   if (capability != 90) return fail("forgetting attention on CUDA needs compute capability 9.0 (H100, H200)");
   if (cudaError_t error = launch_prefix(*params, prefix, stream)) return fail("forgetting attention prefix", error);
-  const cudaError_t error =
-      params->dtype == kFoxBfloat16 ? launch_for_head_size<__nv_bfloat16>(*params, prefix, multiprocessors, stream)
-                                    : launch_for_head_size<__half>(*params, prefix, multiprocessors, stream);
+  const cudaError_t error = params->dtype == kFoxBfloat16
+                                ? launch_for_head_size<__nv_bfloat16>(*params, prefix, multiprocessors, stream)
+                                : launch_for_head_size<__half>(*params, prefix, multiprocessors, stream);
   return error ? fail("forgetting attention forward", error) : 0;
 }

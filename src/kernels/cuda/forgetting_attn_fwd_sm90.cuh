@@ -4,13 +4,14 @@
 //
 // Warpgroup 0 is the producer: one thread takes tiles from a counter and fills rings of K, V and bias stages. The other
 // warpgroups each own 64 query rows of the tile and go over its key blocks from right to left. In each step a warpgroup
-// issues S_n = Q K_n^T and O += P_{n+1} V_{n+1} together and computes the softmax of S_n while the second runs; a ring of
-// named barriers lets one warpgroup at a time issue, so one's softmax overlaps another's products.
+// issues S_n = Q K_n^T and O += P_{n+1} V_{n+1} together and computes the softmax of S_n while the second runs; a ring
+// of named barriers lets one warpgroup at a time issue, so one's softmax overlaps another's products.
 //
-// The bias comes in through the tensor cores: one more k16 step of Q K^T adds bias_j, the fall of c from key j to the end
-// e of its block of 64 in units of q·k (BiasTile). A logit in log2 units is then t_ij = s_ij * scale * log2e + (c_i - c_e),
-// and the softmax is that of plain attention with another constant per row and block. In the row's own block that step
-// adds bias_j - bias_i or nearly so, since there c may fall by thousands while the keys that matter lie next to the row.
+// The bias comes in through the tensor cores: one more k16 step of Q K^T adds bias_j, the fall of c from key j to the
+// end e of its block of 64 in units of q·k (BiasTile). A logit in log2 units is then t_ij = s_ij * scale * log2e + (c_i
+// - c_e), and the softmax is that of plain attention with another constant per row and block. In the row's own block
+// that step adds bias_j - bias_i or nearly so, since there c may fall by thousands while the keys that matter lie next
+// to the row.
 //
 // The maximum kept may lag the true one by kMaxLag, so that O is nearly never rescaled. Where the caller's bound of the
 // logits shows that no weight can leave the range of its type, the maximum is not computed at all.
@@ -79,7 +80,8 @@ struct ForwardSmem {
   char k[Tr::kStages][Tr::kKeyBytes];
   char v[Tr::kStages][Tr::kKeyBytes];
   alignas(128) BiasStage<Tr::kGate ? Tr::kBlockN : 1> bias[Tr::kStages];
-  // The side of Q of the bias, 64 rows of 8: of each warpgroup's own rows, of all other rows, and the zeros behind them.
+  // The side of Q of the bias, 64 rows of 8: of each warpgroup's own rows, of all other rows, and the zeros behind
+  // them.
   uint4 own_bias[Tr::kGate ? Tr::kWarpgroups : 0][64], ones[Tr::kGate ? 64 : 0], zeros[Tr::kGate ? 64 : 0];
   TileInfo tile[2];
   uint64_t q_full[Tr::kQueryStages], q_empty[Tr::kQueryStages], k_full[Tr::kStages], k_empty[Tr::kStages],
@@ -193,8 +195,8 @@ struct ForwardConsumer {
   static constexpr int kN = Tr::kBlockN, kD = Tr::kD, kWarpgroups = Tr::kWarpgroups;
   static constexpr int kHalves = kN / kBiasBlock;
   static constexpr float kMaxLag = 8.f;  // weights stay below 2^8, harmless in bf16 and fp16
-  // Largest bound of |t_ij - D_ij| in log2 units for which weights relative to bound - kMaxLag need no maximum: those of
-  // D = 0, one in each row, are then above 2^(kMaxLag - 2 bound).
+  // Largest bound of |t_ij - D_ij| in log2 units for which weights relative to bound - kMaxLag need no maximum: those
+  // of D = 0, one in each row, are then above 2^(kMaxLag - 2 bound).
   static constexpr float kMaxBound = std::is_same_v<T, __half> ? 10.f : 48.f;
   static constexpr uint32_t kOnes = 0x3f803f80;
   static constexpr int kTurnBarrier = 1, kGroupBarrier = 1 + kWarpgroups;
@@ -209,11 +211,11 @@ struct ForwardConsumer {
   uint32_t q_word0, k_word0, v_word0;  // descriptor words of this warpgroup's rows of Q, of K and V, in slot 0
 
   // Per tile
-  float2 reference;        // prefix at the end of the first row's block
-  float row_shift[2];      // c_i - reference of this thread's two rows
-  float own_shift[2];      // what smem.own_bias leaves of c_i - c_e in their own blocks
-  int row0, position0;     // this warpgroup's first query row and its position
-  int lower[2];            // first keys that the two rows see
+  float2 reference;     // prefix at the end of the first row's block
+  float row_shift[2];   // c_i - reference of this thread's two rows
+  float own_shift[2];   // what smem.own_bias leaves of c_i - c_e in their own blocks
+  int row0, position0;  // this warpgroup's first query row and its position
+  int lower[2];         // first keys that the two rows see
   float row_max[2], row_sum[2];
 
   __device__ __forceinline__ void wait_turn() { ptx::named_barrier_sync(kTurnBarrier + group, 256); }
@@ -264,7 +266,8 @@ struct ForwardConsumer {
       const float2 even = {end.x, end.y}, odd = {end.z, end.w};
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
-        const float to_reference = pair_difference(reference, kHalves == 2 ? (half ? odd : even) : (n % 2 ? odd : even));
+        const float to_reference =
+            pair_difference(reference, kHalves == 2 ? (half ? odd : even) : (n % 2 ? odd : even));
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
           const bool own = kWhere == Where::kDiagonal && own_position(row) / kBiasBlock == n * kHalves + half;
@@ -300,7 +303,8 @@ struct ForwardConsumer {
     ptx::named_barrier_sync(kGroupBarrier + group, 128);
   }
 
-  /// -inf where this thread's rows must not look. Element e of s: row e / 2 % 2, column 8 (e / 4) + 2 (lane % 4) + e % 2.
+  /// -inf where this thread's rows must not look. Element e of s: row e / 2 % 2, column 8 (e / 4) + 2 (lane % 4) + e
+  /// % 2.
   __device__ __forceinline__ void mask(float (&s)[kN / 2], int n) {
     const int column0 = n * kN + lane % 4 * 2;
 #pragma unroll
@@ -313,7 +317,8 @@ struct ForwardConsumer {
   /// Turns scores into weights relative to row_max, which it moves only when a row outgrows it by kMaxLag. Returns
   /// whether this warp must scale O by `alpha`.
   template <Where kWhere, bool kBounded>
-  __device__ __forceinline__ bool softmax(float (&s)[kN / 2], const float (&shift)[kHalves][2], float (&alpha)[2], int n) {
+  __device__ __forceinline__ bool softmax(float (&s)[kN / 2], const float (&shift)[kHalves][2], float (&alpha)[2],
+                                          int n) {
     if constexpr (kWhere != Where::kInside) mask(s, n);
     if constexpr (kBounded) {
       exponentiate<Where::kInside>(s, shift);
@@ -350,7 +355,8 @@ struct ForwardConsumer {
 #pragma unroll
       for (int e = 0; e < 32; ++e) here[e / 2 % 2] = fmaxf(here[e / 2 % 2], s[half * 32 + e]);
 #pragma unroll
-      for (int row = 0; row < 2; ++row) top[row] = fmaxf(top[row], Tr::kGate ? fmaf(here[row], a.scale_log2, shift[half][row]) : here[row]);
+      for (int row = 0; row < 2; ++row)
+        top[row] = fmaxf(top[row], Tr::kGate ? fmaf(here[row], a.scale_log2, shift[half][row]) : here[row]);
     }
   }
 
@@ -358,7 +364,8 @@ struct ForwardConsumer {
   __device__ __forceinline__ void exponentiate(float (&s)[kN / 2], const float (&shift)[kHalves][2]) {
     float base[2];
 #pragma unroll
-    for (int row = 0; row < 2; ++row) base[row] = kWhere != Where::kInside && row_max[row] == -INFINITY ? 0.f : row_max[row];
+    for (int row = 0; row < 2; ++row)
+      base[row] = kWhere != Where::kInside && row_max[row] == -INFINITY ? 0.f : row_max[row];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const float add[2] = {Tr::kGate ? shift[half][0] - base[0] : -base[0],
@@ -576,8 +583,8 @@ struct ForwardConsumer {
 };
 
 template <typename Tr>
-__global__ void __launch_bounds__(Tr::kThreads, 1) forgetting_attn_forward_kernel(
-    const __grid_constant__ ForwardArgs a) {
+__global__ void __launch_bounds__(Tr::kThreads, 1)
+    forgetting_attn_forward_kernel(const __grid_constant__ ForwardArgs a) {
   extern __shared__ char raw[];
   auto& smem = *reinterpret_cast<ForwardSmem<Tr>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   if (threadIdx.x == 0) {
@@ -588,7 +595,8 @@ __global__ void __launch_bounds__(Tr::kThreads, 1) forgetting_attn_forward_kerne
       ptx::mbarrier_init(&smem.k_full[i], 1), ptx::mbarrier_init(&smem.k_empty[i], kWarps);
       ptx::mbarrier_init(&smem.v_full[i], 1), ptx::mbarrier_init(&smem.v_empty[i], kWarps);
     }
-    for (int i = 0; i < 2; ++i) ptx::mbarrier_init(&smem.tile_full[i], 1), ptx::mbarrier_init(&smem.tile_empty[i], kWarps);
+    for (int i = 0; i < 2; ++i)
+      ptx::mbarrier_init(&smem.tile_full[i], 1), ptx::mbarrier_init(&smem.tile_empty[i], kWarps);
     ptx::fence_barrier_init();
   }
   if (Tr::kGate && threadIdx.x < 64) {

@@ -29,11 +29,11 @@ __host__ __device__ constexpr int bias_slot(int key) {
   return (key & ~15) + ((key & 7) >> 1) * 4 + ((key >> 3) & 1) * 2 + (key & 1);
 }
 
-/// The bias of 128 keys as the forward pass adds it: with one more k16 step of Q K^T, so that the softmax need not know of
-/// it. Row j holds (hi, mid, lo, x_0, x_1, x_2, x_3, 0) in bf16, with hi + mid + lo = b_j = (c_e - c_j) / scale <= 0 to 24
-/// bits, e the last key of j's block of 64, where the keys that matter to later rows lie, and x_n = 1 for n the number of
-/// the block modulo 4. On the side of Q stands (1, 1, 1, 0, 0, 0, 0, 0); near the diagonal row i also has -hi of b_i in the
-/// place of its own block's x, which brings what matters there near 0.
+/// The bias of 128 keys as the forward pass adds it: with one more k16 step of Q K^T, so that the softmax need not know
+/// of it. Row j holds (hi, mid, lo, x_0, x_1, x_2, x_3, 0) in bf16, with hi + mid + lo = b_j = (c_e - c_j) / scale <= 0
+/// to 24 bits, e the last key of j's block of 64, where the keys that matter to later rows lie, and x_n = 1 for n the
+/// number of the block modulo 4. On the side of Q stands (1, 1, 1, 0, 0, 0, 0, 0); near the diagonal row i also has -hi
+/// of b_i in the place of its own block's x, which brings what matters there near 0.
 struct alignas(16) BiasTile {
   uint4 row[2 * kBiasBlock];
   float4 end;  ///< hi, lo of the prefix at the ends of the two blocks
@@ -42,15 +42,15 @@ struct alignas(16) BiasTile {
 /// Pointers into the workspace. Sizes: BH = batch * query_heads, key_blocks = ceil(key_len / 128) * 2 (so that 128-key
 /// tiles find whole entries), query_blocks = ceil(query_len / 64). Blocks are of 64 keys or query rows throughout.
 struct ForgettingAttnPrefix {
-  float* r;            ///< (BH, key_blocks * 64), slots permuted by bias_slot; NULL without gates
-  float2* block;       ///< (BH, key_blocks): hi, lo of the prefix before the block; NULL without gates
-  BiasTile* bias;      ///< (BH, key_blocks / 2), for forward only, else NULL
-  int32_t* key_begin;  ///< (BH, query_blocks): first key block that some row of the query block needs
-  int32_t* query_end;  ///< (BH, key_blocks): one past the last query block that needs the key block (0: none does)
-  int32_t* lower;      ///< (batch, query_len): first key that a row may see; NULL if always 0
-  int32_t* kept;       ///< (BH): number of (query block, key block) pairs kept, for sorting
-  int32_t* head_order; ///< (BH): b * query_heads + h, most kept blocks first; NULL: natural order
-  int32_t* counters;   ///< (kCounters): zeroed by the scan; [0] forward's tile scheduler, [1..] backward's
+  float* r;             ///< (BH, key_blocks * 64), slots permuted by bias_slot; NULL without gates
+  float2* block;        ///< (BH, key_blocks): hi, lo of the prefix before the block; NULL without gates
+  BiasTile* bias;       ///< (BH, key_blocks / 2), for forward only, else NULL
+  int32_t* key_begin;   ///< (BH, query_blocks): first key block that some row of the query block needs
+  int32_t* query_end;   ///< (BH, key_blocks): one past the last query block that needs the key block (0: none does)
+  int32_t* lower;       ///< (batch, query_len): first key that a row may see; NULL if always 0
+  int32_t* kept;        ///< (BH): number of (query block, key block) pairs kept, for sorting
+  int32_t* head_order;  ///< (BH): b * query_heads + h, most kept blocks first; NULL: natural order
+  int32_t* counters;    ///< (kCounters): zeroed by the scan; [0] forward's tile scheduler, [1..] backward's
   int32_t key_blocks, query_blocks;
 };
 constexpr int kCounters = 16;

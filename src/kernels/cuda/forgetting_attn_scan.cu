@@ -27,7 +27,10 @@ __device__ int lower_bound_key(const ForgettingAttnParams& a, int b, int p) {
     int first = 0, last = a.num_documents;  // the last document that starts at or before p
     while (last - first > 1) {
       const int middle = (first + last) / 2;
-      if (a.cu_seqlens[middle] <= p) first = middle; else last = middle;
+      if (a.cu_seqlens[middle] <= p)
+        first = middle;
+      else
+        last = middle;
     }
     lower = max(lower, int(a.cu_seqlens[first]));
   }
@@ -128,13 +131,16 @@ __device__ int first_kept_block(const ForgettingAttnPrefix& out, int64_t row, in
   int first = 0, last = diagonal;  // the answer; the diagonal always counts
   while (first < last) {
     const int middle = (first + last) / 2;
-    if (pair_difference(block[diagonal], block[middle + 1]) + r >= threshold) last = middle; else first = middle + 1;
+    if (pair_difference(block[diagonal], block[middle + 1]) + r >= threshold)
+      last = middle;
+    else
+      first = middle + 1;
   }
   return last;
 }
 
-__global__ void __launch_bounds__(kThreads) prefix_kernel(const __grid_constant__ ForgettingAttnParams a,
-                                                          const __grid_constant__ ForgettingAttnPrefix out) {
+__global__ void __launch_bounds__(kThreads)
+    prefix_kernel(const __grid_constant__ ForgettingAttnParams a, const __grid_constant__ ForgettingAttnPrefix out) {
   const int b = blockIdx.x / a.query_heads, h = blockIdx.x % a.query_heads;
   const int64_t row = blockIdx.x;
   const int offset = a.key_len - a.query_len;
@@ -169,7 +175,10 @@ __global__ void __launch_bounds__(kThreads) prefix_kernel(const __grid_constant_
     int first = 0, last = out.query_blocks;  // the first query block that begins behind key block n
     while (first < last) {
       const int middle = (first + last) / 2;
-      if (key_begin[middle] > n) last = middle; else first = middle + 1;
+      if (key_begin[middle] > n)
+        last = middle;
+      else
+        first = middle + 1;
     }
     out.query_end[row * out.key_blocks + n] = last;
   }

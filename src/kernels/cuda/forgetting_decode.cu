@@ -2,9 +2,9 @@
 //
 // A plan kernel finds for each (sequence, KV head) the first key block that some of its queries need and cuts the kept
 // range into chunks of 512 keys; a persistent kernel works on the flat list of chunks, so sequences and heads of very
-// different length fill the machine evenly; a last kernel combines the chunks by their log-sum-exps. Within a chunk each
-// of four warps streams its 128 keys through its own ring of cp.async stages, without meeting the others before the end.
-// The queries of a KV head's group, padded to 16 rows, are the A operand of mma.m16n8k16.
+// different length fill the machine evenly; a last kernel combines the chunks by their log-sum-exps. Within a chunk
+// each of four warps streams its 128 keys through its own ring of cp.async stages, without meeting the others before
+// the end. The queries of a KV head's group, padded to 16 rows, are the A operand of mma.m16n8k16.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -45,8 +45,10 @@ __device__ int first_needed_key(const ForgettingDecodeParams& p, int b, int h, i
     int low = 0, high = position / kBiasBlock;
     while (low < high) {
       const int middle = (low + high) / 2;
-      if (pair_difference(block[position / kBiasBlock], block[middle + 1]) + r >= threshold) high = middle;
-      else low = middle + 1;
+      if (pair_difference(block[position / kBiasBlock], block[middle + 1]) + r >= threshold)
+        high = middle;
+      else
+        low = middle + 1;
     }
     first = max(first, high * kBiasBlock);
   }
@@ -90,7 +92,9 @@ __global__ void __launch_bounds__(1024) decode_plan_kernel(const __grid_constant
 // --------------------------------------------------------------------------------------------------- instructions
 
 /// Byte offset of a 16-byte chunk of a row in a panel of 128-byte rows, so that 8 rows of one chunk meet 8 bank groups.
-__device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) { return row * 128 + ((chunk ^ row % 8) << 4); }
+__device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) {
+  return row * 128 + ((chunk ^ row % 8) << 4);
+}
 __device__ __forceinline__ void copy_async_16(uint32_t dst, const void* src, bool valid) {
   const int bytes = valid ? 16 : 0;  // the rest is filled with zeros
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
@@ -118,13 +122,15 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t add
 template <typename T>
 __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   if constexpr (std::is_same_v<T, __half>)
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // ----------------------------------------------------------------------------------------------------------- main
@@ -142,7 +148,7 @@ struct DecodeWarp {
   const uint32_t ring;  // shared address of this warp's stages, K before V in each
   const int stage_size, lane;
   int item, b, kv_head, key_len, row_block;
-  int first_head, heads;  // of the row block
+  int first_head, heads;       // of the row block
   float2 row_block_prefix[2];  // prefix pair of the block of this thread's rows
   float row_r[2];
   int row_head[2], row_position[2];  // position < 0: padding
@@ -163,8 +169,8 @@ struct DecodeWarp {
       row_head[row] = valid ? kv_head * group + index / p.query_len : first_head;
       row_position[row] = valid ? key_len - p.query_len + index % p.query_len : -1;
       const int position = max(0, row_position[row]);
-      const T* from = static_cast<const T*>(p.q.data) + b * p.q.stride_b + (valid ? index % p.query_len : 0) * p.q.stride_t +
-                      row_head[row] * p.q.stride_h;
+      const T* from = static_cast<const T*>(p.q.data) + b * p.q.stride_b +
+                      (valid ? index % p.query_len : 0) * p.q.stride_t + row_head[row] * p.q.stride_h;
 #pragma unroll
       for (int i = 0; i < kD / 8; ++i) {
         const int d = 8 * i + lane % 4 * 2;
@@ -328,7 +334,10 @@ __global__ void __launch_bounds__(kWarps * 32, kD <= 128 ? 3 : 1) decode_kernel(
     int low = 0, high = items - 1;  // the last item that starts at or before the chunk
     while (low < high) {
       const int middle = (low + high + 1) / 2;
-      if (a.offset[middle] <= chunk) low = middle; else high = middle - 1;
+      if (a.offset[middle] <= chunk)
+        low = middle;
+      else
+        high = middle - 1;
     }
     w.item = low, w.b = low / a.p.kv_heads, w.kv_head = low % a.p.kv_heads;
     w.key_len = a.p.key_len[w.b], w.row_block = work % a.row_blocks;
@@ -376,8 +385,8 @@ __global__ void __launch_bounds__(kWarps * 32, kD <= 128 ? 3 : 1) decode_kernel(
 /// One block a (row, KV head, sequence). Groups of threads, one a column of O, share the chunks out among themselves.
 constexpr int kCombineThreads = 512;
 template <typename T>
-__global__ void __launch_bounds__(kCombineThreads) decode_combine_kernel(const __grid_constant__ DecodeArgs a,
-                                                                        int columns) {
+__global__ void __launch_bounds__(kCombineThreads)
+    decode_combine_kernel(const __grid_constant__ DecodeArgs a, int columns) {
   __shared__ float reduced[kCombineThreads];
   const auto& p = a.p;
   const int item = blockIdx.x, index = blockIdx.y, tid = threadIdx.x;
@@ -397,7 +406,8 @@ __global__ void __launch_bounds__(kCombineThreads) decode_combine_kernel(const _
   auto add = [](float x, float y) { return x + y; };
   float own = -INFINITY;
   for (int c = first + tid; c < end; c += kCombineThreads) own = fmaxf(own, a.partial_ml[slot(c)].x);
-  const float highest = reduce(own, [](float x, float y) { return fmaxf(x, y); }, 1);
+  const float highest = reduce(
+      own, [](float x, float y) { return fmaxf(x, y); }, 1);
   const float base = highest == -INFINITY ? 0.f : highest;
   own = 0;
   for (int c = first + tid; c < end; c += kCombineThreads)
@@ -474,7 +484,8 @@ const char* check_decode(const ForgettingDecodeParams& p) {
   auto bad = [](const FoxTensor& x) {
     return !x.data || reinterpret_cast<uintptr_t>(x.data) % 16 || x.stride_b % 8 || x.stride_t % 8 || x.stride_h % 8;
   };
-  if (bad(p.q) || bad(p.k) || bad(p.v) || bad(p.o)) return "q, k, v, o must start at and have strides of multiples of 16 bytes";
+  if (bad(p.q) || bad(p.k) || bad(p.v) || bad(p.o))
+    return "q, k, v, o must start at and have strides of multiples of 16 bytes";
   return nullptr;
 }
 
@@ -485,8 +496,7 @@ cudaError_t launch_decode(const DecodeArgs& a, int multiprocessors, cudaStream_t
   const int bytes = std::max(kWarps * Warp::kStages * Warp::stage_bytes(a.block_heads), kWarps * kRows * (kD + 8) * 4);
   int per_multiprocessor = 1;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (!error)
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, kWarps * 32, bytes);
+  if (!error) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, kWarps * 32, bytes);
   if (error) return error;
   decode_plan_kernel<<<1, 1024, 0, stream>>>(a);
   kernel<<<min(multiprocessors * per_multiprocessor, a.max_chunks * a.row_blocks), kWarps * 32, bytes, stream>>>(a);
@@ -513,7 +523,8 @@ extern "C" int fox_forgetting_decode(const ForgettingDecodeParams* params, cudaS
   using namespace fox::cuda;
   if (const char* wrong = check_decode(*params)) return fail(wrong);
   DecodeArgs a;
-  if (!params->workspace || params->workspace_bytes < layout_decode(*params, &a)) return fail("the workspace is too small");
+  if (!params->workspace || params->workspace_bytes < layout_decode(*params, &a))
+    return fail("the workspace is too small");
   int device = 0, multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (!error) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
@@ -526,7 +537,8 @@ extern "C" int fox_forgetting_decode(const ForgettingDecodeParams* params, cudaS
 extern "C" int fox_forgetting_prefix_append(FoxPrefixCache prefix, FoxGates log_f, int32_t batch, int32_t query_heads,
                                             int32_t new_len, const int32_t* key_len, cudaStream_t stream) {
   const int rows = batch * query_heads;
-  fox::cuda::prefix_append_kernel<<<(rows + 127) / 128, 128, 0, stream>>>(prefix, log_f, query_heads, rows, new_len, key_len);
+  fox::cuda::prefix_append_kernel<<<(rows + 127) / 128, 128, 0, stream>>>(prefix, log_f, query_heads, rows, new_len,
+                                                                          key_len);
   const cudaError_t error = cudaGetLastError();
   return error ? fox::cuda::fail("appending gate prefixes", error) : 0;
 }
