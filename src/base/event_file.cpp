@@ -72,7 +72,9 @@ std::string encode(const std::function<void(pb::CodedOutputStream&)>& write) {
   return bytes;
 }
 
-void write_bytes(int field, const std::string& bytes, pb::CodedOutputStream& out) { Wire::WriteBytes(field, bytes, &out); }
+void write_bytes(int field, const std::string& bytes, pb::CodedOutputStream& out) {
+  Wire::WriteBytes(field, bytes, &out);
+}
 
 /// Event {double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5}
 std::string event(int64_t step, int payload_field, const std::string& payload) {
@@ -146,7 +148,8 @@ EventFile::EventFile(const fs::path& folder, int64_t step) {
   } else {
     // TensorBoard orders the files of a folder by the seconds in their names.
     const auto now = std::chrono::system_clock::now().time_since_epoch();
-    path_ = folder / fmt::format("events.out.tfevents.{:010d}.fox", std::chrono::floor<std::chrono::seconds>(now).count());
+    path_ =
+        folder / fmt::format("events.out.tfevents.{:010d}.fox", std::chrono::floor<std::chrono::seconds>(now).count());
   }
   fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (fd_ < 0) fail(path_);
@@ -160,9 +163,9 @@ EventFile::~EventFile() {
 void EventFile::scalar(int64_t step, std::string_view tag, double value) {
   // Value {string tag = 1; float simple_value = 2}
   append(event(step, 5, summary(encode([&](pb::CodedOutputStream& out) {
-    write_bytes(1, std::string(tag), out);
-    Wire::WriteFloat(2, static_cast<float>(value), &out);
-  }))));
+                 write_bytes(1, std::string(tag), out);
+                 Wire::WriteFloat(2, static_cast<float>(value), &out);
+               }))));
 }
 
 void EventFile::text(int64_t step, std::string_view tag, std::string_view text) {
@@ -170,7 +173,8 @@ void EventFile::text(int64_t step, std::string_view tag, std::string_view text) 
   // SummaryMetadata {PluginData plugin_data = 1 {string plugin_name = 1}}
   const auto plugin = encode([&](pb::CodedOutputStream& out) { write_bytes(1, "text", out); });
   const auto metadata = encode([&](pb::CodedOutputStream& out) { write_bytes(1, plugin, out); });
-  // TensorProto {DataType dtype = 1; TensorShapeProto tensor_shape = 2; repeated bytes string_val = 8}: no shape, a scalar
+  // TensorProto {DataType dtype = 1; TensorShapeProto tensor_shape = 2; repeated bytes string_val = 8}: no shape, a
+  // scalar
   const auto tensor = encode([&](pb::CodedOutputStream& out) {
     Wire::WriteEnum(1, kDtString, &out);
     write_bytes(2, "", out);
@@ -178,10 +182,10 @@ void EventFile::text(int64_t step, std::string_view tag, std::string_view text) 
   });
   // Value {string tag = 1; TensorProto tensor = 8; SummaryMetadata metadata = 9}
   append(event(step, 5, summary(encode([&](pb::CodedOutputStream& out) {
-    write_bytes(1, std::string(tag), out);
-    write_bytes(8, tensor, out);
-    write_bytes(9, metadata, out);
-  }))));
+                 write_bytes(1, std::string(tag), out);
+                 write_bytes(8, tensor, out);
+                 write_bytes(9, metadata, out);
+               }))));
 }
 
 void EventFile::append(const std::string& event) {

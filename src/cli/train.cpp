@@ -68,9 +68,13 @@ void run(const Arguments& arguments) {
 
 void register_train(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("train", "Train a model as a run file says, or continue a run that was stopped");
-  command->add_option("RUN.toml", arguments->file, "Run file: tables [model] [data] [train] [eval] [output]")->required();
-  command->add_option("--set", arguments->set, "table.key=value: replaces a setting of the file; may be given several times")
+  CLI::App* command =
+      app.add_subcommand("train", "Train a model as a run file says, or continue a run that was stopped");
+  command->add_option("RUN.toml", arguments->file, "Run file: tables [model] [data] [train] [eval] [output]")
+      ->required();
+  command
+      ->add_option("--set", arguments->set,
+                   "table.key=value: replaces a setting of the file; may be given several times")
       ->expected(1)
       ->take_all();
   command->add_flag("--print-config", arguments->print_config, "Print every setting as a run file, and stop");
@@ -82,7 +86,8 @@ void register_train(CLI::App& app) {
   command->add_option("--seed", arguments->seed, "Short for --set train.seed=…");
   command->footer(
       "Example: fox train configs/demo/fox_pro.toml --set train.lr=2e-3 --set output.dir=runs/try\n"
-      "The same command continues a run that was stopped (Ctrl-C saves a checkpoint first), bit for bit as if it had not\n"
+      "The same command continues a run that was stopped (Ctrl-C saves a checkpoint first), bit for bit as if it had "
+      "not\n"
       "been, given as many threads. A run directory keeps its configuration in run.toml and only accepts the same one\n"
       "again; output.*, data.cache, train.device, train.threads and train.max_bad_steps may change.");
   command->callback([arguments] { run(*arguments); });

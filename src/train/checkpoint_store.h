@@ -25,12 +25,14 @@ class CheckpointStore {
   /// Makes `folder` if need be and removes what an earlier process left half-written or half-deleted.
   CheckpointStore(std::filesystem::path folder, CheckpointStoreOptions options);
 
-  /// Has `write` fill the folder that it is given with files (each synced, as write_file_atomically does), then makes this
-  /// the checkpoint at `tokens` and deletes those no longer kept. Throws what `write` throws (disk full, …); all earlier checkpoints then still stand.
+  /// Has `write` fill the folder that it is given with files (each synced, as write_file_atomically does), then makes
+  /// this the checkpoint at `tokens` and deletes those no longer kept. Throws what `write` throws (disk full, …); all
+  /// earlier checkpoints then still stand.
   std::filesystem::path save(int64_t tokens, const std::function<void(const std::filesystem::path& dir)>& write);
 
   /// The newest complete checkpoint, nothing when there is none at all. Damaged ones are skipped with a line to `warn`.
-  /// Throws fox::Error when there are checkpoints but each of them is damaged: starting over in silence would lose the run.
+  /// Throws fox::Error when there are checkpoints but each of them is damaged: starting over in silence would lose the
+  /// run.
   std::optional<checkpoint::CheckpointEntry> newest(const std::function<void(const std::string&)>& warn) const;
 
  private:

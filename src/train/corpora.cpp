@@ -29,7 +29,8 @@ std::vector<fs::path> text_files(const std::vector<std::string>& sources, const 
     for (const auto& entry : fs::recursive_directory_iterator(path)) {
       if (entry.is_regular_file() && entry.path().extension() == ".txt") found.push_back(entry.path());
     }
-    if (found.empty()) throw Error(fmt::format("{}: {} holds no *.txt file", key, source), "name a folder of text files");
+    if (found.empty())
+      throw Error(fmt::format("{}: {} holds no *.txt file", key, source), "name a folder of text files");
     std::sort(found.begin(), found.end());
     files.insert(files.end(), found.begin(), found.end());
   }
@@ -91,7 +92,8 @@ CorpusFiles find_corpus_files(const DataConfig& config) {
 
 data::Tokenizer make_tokenizer(const DataConfig& config) {
   if (config.tokenizer == "bytes") return data::Tokenizer::gpt2(0);
-  if (config.tokenizer == "gpt2") return config.merges ? data::Tokenizer::gpt2(*config.merges) : data::Tokenizer::gpt2();
+  if (config.tokenizer == "gpt2")
+    return config.merges ? data::Tokenizer::gpt2(*config.merges) : data::Tokenizer::gpt2();
   return data::Tokenizer::load(config.tokenizer);
 }
 
@@ -108,15 +110,15 @@ Corpora open_corpora(const DataConfig& config, const data::Tokenizer& tokenizer,
   const fs::path folder = data::token_folder(config, tokenizer, run_dir);
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) throw Error(fmt::format("cannot make {}: {}", folder.string(), error.message()), "choose another data.cache");
+  if (error)
+    throw Error(fmt::format("cannot make {}: {}", folder.string(), error.message()), "choose another data.cache");
   Corpora corpora;
   corpora.identity["tokenizer"] = tokenizer.fingerprint();
   const auto build = [&](const std::vector<fs::path>& sources, const char* name) {
     const fs::path dir = folder / name;
     auto store = std::make_shared<const data::TokenStore>(data::build_token_store(sources, tokenizer, dir));
-    corpora.identity[name] = {{"checksum", texts_checksum(dir)},
-                              {"documents", store->num_documents()},
-                              {"tokens", store->num_tokens()}};
+    corpora.identity[name] = {
+        {"checksum", texts_checksum(dir)}, {"documents", store->num_documents()}, {"tokens", store->num_tokens()}};
     return store;
   };
   corpora.train = build(files.train, "train");

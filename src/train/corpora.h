@@ -18,8 +18,8 @@ struct CorpusFiles {
 };
 
 /// Finds the files that [data] names and splits off the last documents of `train` when valid_fraction asks for it.
-/// Throws fox::Error when there is no text, when a file is in both sets (by place or by content: a validation split shares
-/// nothing with training), or when there are too few documents to split.
+/// Throws fox::Error when there is no text, when a file is in both sets (by place or by content: a validation split
+/// shares nothing with training), or when there are too few documents to split.
 CorpusFiles find_corpus_files(const DataConfig& config);
 
 /// The tokenizer that [data] names: "gpt2" (with `merges`), "bytes", or a tokenizer.json.

@@ -22,8 +22,8 @@ struct DryRun {
   int64_t checkpoint_bytes = 0;  ///< of one checkpoint on disk
 };
 
-/// Checks all that run_training would check before it starts, builds the model, and times some steps on random tokens of
-/// the right shape. Writes nothing. Throws what run_training would throw.
+/// Checks all that run_training would check before it starts, builds the model, and times some steps on random tokens
+/// of the right shape. Writes nothing. Throws what run_training would throw.
 DryRun dry_run(RunConfig config, const std::optional<std::filesystem::path>& init_from = {});
 
 /// Some lines for a reader.

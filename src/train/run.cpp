@@ -34,7 +34,9 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-double unix_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 /// Whether a step that went from `before` to `after` tokens passed a multiple of `interval` (0: never).
 bool passes(int64_t before, int64_t after, int64_t interval) {
@@ -71,9 +73,9 @@ class Run {
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<EventFile> events_;
   std::unique_ptr<Progress> progress_;
-  int64_t saved_tokens_ = -1;     ///< of the newest checkpoint
+  int64_t saved_tokens_ = -1;  ///< of the newest checkpoint
   int64_t evaluated_step_ = -1;
-  int64_t timed_tokens_ = 0;      ///< trained on since the last line of metrics
+  int64_t timed_tokens_ = 0;  ///< trained on since the last line of metrics
   double timed_seconds_ = 0;
 };
 
@@ -139,9 +141,10 @@ void Run::step() {
   log(result);
   if (options_.on_step) options_.on_step(result);
   if (!result.fault.empty() && trainer_.state().bad_steps >= config_.train.max_bad_steps) {
-    throw Error(fmt::format("training stopped at step {}: {} steps in a row were not finite (the last: {})", result.step,
-                            trainer_.state().bad_steps, result.fault),
-                "lower train.lr or lengthen train.warmup_tokens in another output.dir; the checkpoints of this run are good");
+    throw Error(
+        fmt::format("training stopped at step {}: {} steps in a row were not finite (the last: {})", result.step,
+                    trainer_.state().bad_steps, result.fault),
+        "lower train.lr or lengthen train.warmup_tokens in another output.dir; the checkpoints of this run are good");
   }
   if (passes(before, result.tokens, config_.eval.interval_tokens)) {
     evaluate();
@@ -163,9 +166,14 @@ void Run::log(const StepResult& result) {
   const double speed = timed_seconds_ > 0 ? static_cast<double>(timed_tokens_) / timed_seconds_ : 0;
   timed_seconds_ = 0;
   timed_tokens_ = 0;
-  json line{{"kind", "train"},    {"step", result.step},           {"tokens", result.tokens},
-            {"loss", result.loss}, {"grad_norm", result.grad_norm}, {"lr", result.lr},
-            {"tokens_per_s", speed}, {"time", unix_time()}};
+  json line{{"kind", "train"},
+            {"step", result.step},
+            {"tokens", result.tokens},
+            {"loss", result.loss},
+            {"grad_norm", result.grad_norm},
+            {"lr", result.lr},
+            {"tokens_per_s", speed},
+            {"time", unix_time()}};
   if (!result.fault.empty()) line["fault"] = result.fault;
   metrics_->write(line);
   if (!events_) return;
@@ -232,9 +240,8 @@ RunOutcome run_training(RunConfig config, const RunOptions& options) {
   data::Tokenizer tokenizer = make_tokenizer(config.data);
   fit_vocabulary(config.model, tokenizer);
   RunDirectory directory(config, options.init_from);
-  CheckpointStore checkpoints(
-      directory.path() / "checkpoints",
-      {config.output.keep_last, config.output.keep_every_tokens, options.on_checkpoint_stage});
+  CheckpointStore checkpoints(directory.path() / "checkpoints",
+                              {config.output.keep_last, config.output.keep_every_tokens, options.on_checkpoint_stage});
   const auto warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); };
   const auto newest = checkpoints.newest(warn);
   if (newest && newest->tokens >= config.train.max_tokens) return RunOutcome::kAlreadyFinished;

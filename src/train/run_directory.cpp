@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <array>
 #include <ctime>
 #include <string_view>
@@ -18,7 +19,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::array<std::string_view, 4> kHarmless{"data.cache", "train.device", "train.threads", "train.max_bad_steps"};
+constexpr std::array<std::string_view, 4> kHarmless{"data.cache", "train.device", "train.threads",
+                                                    "train.max_bad_steps"};
 
 bool harmless(std::string_view key) {
   return key.starts_with("output.") || std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();
@@ -92,19 +94,14 @@ void RunDirectory::begin(int64_t tokens, const json& data) {
                             path_.string(), run_["data"].dump(), data.dump()),
                 "restore the text, or choose another output.dir");
   }
-  const json session{{"started", utc_now()},     {"tokens", tokens},
-                     {"version", version()},     {"commit", commit()},
-                     {"torch", TORCH_VERSION},   {"threads", at::get_num_threads()},
+  const json session{{"started", utc_now()},          {"tokens", tokens},
+                     {"version", version()},          {"commit", commit()},
+                     {"torch", TORCH_VERSION},        {"threads", at::get_num_threads()},
                      {"device", config_.train.device}};
   if (run_.is_null()) {
-    run_ = {{"version", version()},
-            {"commit", commit()},
-            {"torch", TORCH_VERSION},
-            {"started", session["started"]},
-            {"seed", config_.train.seed},
-            {"threads", session["threads"]},
-            {"device", config_.train.device},
-            {"sessions", json::array()}};
+    run_ = {{"version", version()},           {"commit", commit()},         {"torch", TORCH_VERSION},
+            {"started", session["started"]},  {"seed", config_.train.seed}, {"threads", session["threads"]},
+            {"device", config_.train.device}, {"sessions", json::array()}};
     if (init_from_) run_["init_from"] = init_from_->string();
   }
   run_["config"] = config_.to_json();

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -12,8 +13,8 @@
 
 namespace fox::train {
 
-/// Differences between two configurations (RunConfig::to_json), as "train.lr is 0.001 there and 0.002 here". Left out are
-/// the keys that change neither what is learnt nor what is measured: output.* (where and how often something is
+/// Differences between two configurations (RunConfig::to_json), as "train.lr is 0.001 there and 0.002 here". Left out
+/// are the keys that change neither what is learnt nor what is measured: output.* (where and how often something is
 /// written), data.cache, train.device, train.threads and train.max_bad_steps.
 std::vector<std::string> config_differences(const nlohmann::json& there, const nlohmann::json& here);
 
@@ -22,9 +23,9 @@ std::vector<std::string> config_differences(const nlohmann::json& there, const n
 ///   started or continued), metrics.jsonl, tb/, tokens/, checkpoints/.
 class RunDirectory {
  public:
-  /// Makes the folder, or enters that of an existing run. Throws fox::Error when another process trains in it, or when it
-  /// holds a run with another configuration: its differences are listed and nothing is changed.
-  /// `init_from` is the folder that the first weights came from; an existing run remembers its own.
+  /// Makes the folder, or enters that of an existing run. Throws fox::Error when another process trains in it, or when
+  /// it holds a run with another configuration: its differences are listed and nothing is changed. `init_from` is the
+  /// folder that the first weights came from; an existing run remembers its own.
   RunDirectory(const RunConfig& config, const std::optional<std::filesystem::path>& init_from);
 
   const std::filesystem::path& path() const { return path_; }

@@ -28,7 +28,8 @@ void load_weights(model::LanguageModel& model, const std::filesystem::path& dir)
 }
 
 model::LanguageModel make_model(const RunConfig& config, const std::optional<std::filesystem::path>& init_from) {
-  const at::Device device = ops::open_device(config.train.device);  // an unknown one is told before anything is computed
+  const at::Device device =
+      ops::open_device(config.train.device);  // an unknown one is told before anything is computed
   model::LanguageModel model(config.model);
   if (init_from) {
     load_weights(model, *init_from);

@@ -43,7 +43,8 @@ double Trainer::backward(std::span<const data::Batch> micro_batches, StepResult&
     const auto& batch = micro_batches[i];
     std::optional<at::Tensor> weight_BT;
     if (!whole) {
-      weight_BT = at::full(batch.labels_BT.sizes(), 1.0 / static_cast<double>(labels), batch.labels_BT.options().dtype(type));
+      weight_BT =
+          at::full(batch.labels_BT.sizes(), 1.0 / static_cast<double>(labels), batch.labels_BT.options().dtype(type));
     }
     at::Tensor total;
     try {

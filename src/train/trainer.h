@@ -27,17 +27,17 @@ struct TrainerState {
 };
 
 struct StepResult {
-  int64_t step = 0;    ///< number of this step, from 1
-  int64_t tokens = 0;  ///< tokens read, this step included
-  double loss = 0;     ///< mean nats over all labels of the step that count
+  int64_t step = 0;      ///< number of this step, from 1
+  int64_t tokens = 0;    ///< tokens read, this step included
+  double loss = 0;       ///< mean nats over all labels of the step that count
   double grad_norm = 0;  ///< global L2 norm before clipping
   double lr = 0;
   std::string fault;  ///< why the step was not applied (names the micro-batch or the parameter), or "" when it was
 };
 
-/// One optimizer step after another on batches that it is given; knows no files. Everything that decides the next step is
-/// in the model's parameters and in state() and tensors(), so that a trainer restored from them goes on bit for bit (on as
-/// many threads).
+/// One optimizer step after another on batches that it is given; knows no files. Everything that decides the next step
+/// is in the model's parameters and in state() and tensors(), so that a trainer restored from them goes on bit for bit
+/// (on as many threads).
 class Trainer {
  public:
   /// Trains the parameters `model` has now, in place: set its device and dtypes before.

@@ -76,15 +76,25 @@ TEST_F(EventFileTest, WritesTheBytesThatTensorBoardReads) {
   ASSERT_EQ(events.size(), 2u);
   // Field 1 (double) wall time, field 2 (varint) step, then the payload; tags are field * 8 + wire type.
   EXPECT_EQ(events[0][0], '\x09');
-  EXPECT_EQ(events[0].substr(9), "\x10\x00\x1a\x0d" "brain.Event:2"sv);
-  EXPECT_EQ(events[1].substr(9), "\x10\xac\x02\x2a\x13" "\x0a\x11" "\x0a\x0a" "train/loss" "\x15\x00\x00\x20\x40"sv);  // 2.5f
+  EXPECT_EQ(events[0].substr(9),
+            "\x10\x00\x1a\x0d"
+            "brain.Event:2"sv);
+  EXPECT_EQ(events[1].substr(9),
+            "\x10\xac\x02\x2a\x13"
+            "\x0a\x11"
+            "\x0a\x0a"
+            "train/loss"
+            "\x15\x00\x00\x20\x40"sv);  // 2.5f
 }
 
 TEST_F(EventFileTest, WritesTextForTheTextPlugin) {
   EventFile(folder_, 0).text(1, "sample", "In the beginning");
   const auto events = events_of(read_file(file()));
   ASSERT_EQ(events.size(), 2u);
-  EXPECT_NE(events[1].find("\x42\x16" "\x08\x07\x12\x00\x42\x10" "In the beginning"sv), std::string::npos);
+  EXPECT_NE(events[1].find("\x42\x16"
+                           "\x08\x07\x12\x00\x42\x10"
+                           "In the beginning"sv),
+            std::string::npos);
   EXPECT_NE(events[1].find("\x4a\x08\x0a\x06\x0a\x04text"sv), std::string::npos);
 }
 

@@ -91,12 +91,16 @@ TEST(CheckpointStore, EachKindOfDamageIsSkippedWithAWarning) {
               file.put('!');
             }).find("model.safetensors does not have its checksum"),
             std::string::npos);
-  EXPECT_NE(damage([](const auto& dir) { fs::remove(dir / "checksums.json"); }).find("checksums.json"), std::string::npos);
+  EXPECT_NE(damage([](const auto& dir) { fs::remove(dir / "checksums.json"); }).find("checksums.json"),
+            std::string::npos);
   EXPECT_NE(damage([](const auto& dir) { fs::resize_file(dir / "checksums.json", 10); }).find("checksums.json"),
             std::string::npos);
   EXPECT_NE(damage([](const auto& dir) { std::ofstream(dir / "checksums.json") << "{}"; }).find("checksums.json"),
             std::string::npos);
-  EXPECT_NE(damage([](const auto& dir) { fs::remove_all(dir); fs::create_directory(dir); }).find("checksums.json"),
+  EXPECT_NE(damage([](const auto& dir) {
+              fs::remove_all(dir);
+              fs::create_directory(dir);
+            }).find("checksums.json"),
             std::string::npos);
 }
 
@@ -172,7 +176,8 @@ TEST(CheckpointStore, AFileThatCannotBeWrittenKeepsTheOldOne) {
     return false;
   });
   EXPECT_EQ(newest_tokens(store), 1);
-  EXPECT_EQ(names_in(folder.path()), std::set<std::string>{checkpoint::checkpoint_name(1)});  // and the space is free again
+  EXPECT_EQ(names_in(folder.path()),
+            std::set<std::string>{checkpoint::checkpoint_name(1)});  // and the space is free again
 }
 
 TEST(CheckpointStore, AFullDiskKeepsTheOldOne) {

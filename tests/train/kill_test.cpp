@@ -1,12 +1,13 @@
-// A run is killed again and again (SIGKILL, which no process can catch), spread evenly over its length, many times in the
-// middle of writing a checkpoint. Each time it must find a whole checkpoint and go on; in the end it must have the bits of a
-// run that was left alone. FOX_KILLS=50 build/kill_test is the full count; the default fits a test suite.
+// A run is killed again and again (SIGKILL, which no process can catch), spread evenly over its length, many times in
+// the middle of writing a checkpoint. Each time it must find a whole checkpoint and go on; in the end it must have the
+// bits of a run that was left alone. FOX_KILLS=50 build/kill_test is the full count; the default fits a test suite.
 
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -96,7 +97,8 @@ std::chrono::microseconds run_to_the_end(const RunConfig& config) {
     RunOptions options;
     options.on_checkpoint_stage = [&](std::string_view stage) {
       if (stage == "begin") begin = Clock::now();
-      if (stage == "renamed") took.push_back(std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin));
+      if (stage == "renamed")
+        took.push_back(std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin));
     };
     try {
       if (run_training(config, options) != RunOutcome::kFinished) ::_exit(1);
@@ -131,7 +133,8 @@ TEST(Kill, EveryTimeItGoesOnAndEndsWithTheSameBits) {
   const auto write_time = run_to_the_end(undisturbed);
   ASSERT_GE(checkpoint::list_checkpoints(test::checkpoints_of(undisturbed)).size(), 20u);
 
-  constexpr Moment kMoments[] = {Moment::kStep, Moment::kWrittenTo, Moment::kWriting, Moment::kWrittenTo, Moment::kWriting};
+  constexpr Moment kMoments[] = {Moment::kStep, Moment::kWrittenTo, Moment::kWriting, Moment::kWrittenTo,
+                                 Moment::kWriting};
   const std::string stages[] = {"begin", "files", "checksums"};
   int inside = 0;
   for (int i = 0; i < kills; ++i) {

@@ -289,7 +289,8 @@ TEST(Text, TooShortSaysByHowMuch) {
 }
 
 TEST(Text, EmptyDocumentsAreNoObstacle) {
-  EXPECT_EQ(error_after([](RunConfig&, const fs::path& folder) { std::ofstream(folder / "text" / "0.txt") << ""; }), "");
+  EXPECT_EQ(error_after([](RunConfig&, const fs::path& folder) { std::ofstream(folder / "text" / "0.txt") << ""; }),
+            "");
 }
 
 TEST(Text, MissingIsNamed) {
@@ -308,7 +309,8 @@ TEST(Text, HeldOutTextIsNotTrainedOn) {
                        }),
                        "is both in data.train and in data.valid"));
   EXPECT_TRUE(contains(error_after([](RunConfig&, const fs::path& folder) {
-                         fs::copy_file(folder / "text" / "1.txt", folder / "valid.txt", fs::copy_options::overwrite_existing);
+                         fs::copy_file(folder / "text" / "1.txt", folder / "valid.txt",
+                                       fs::copy_options::overwrite_existing);
                        }),
                        "is a copy of"));
 }
@@ -328,11 +330,13 @@ TEST(Text, AFractionHoldsOutTheLastDocuments) {
 }
 
 TEST(Text, AVocabularyTooSmallForTheTokenizerIsRefused) {
-  EXPECT_TRUE(contains(error_after([](RunConfig& config, const fs::path&) { config.model.vocab_size = 100; }), "257 ids"));
+  EXPECT_TRUE(
+      contains(error_after([](RunConfig& config, const fs::path&) { config.model.vocab_size = 100; }), "257 ids"));
 }
 
 TEST(Run, AnUnknownDeviceIsRefused) {
-  EXPECT_TRUE(contains(error_after([](RunConfig& config, const fs::path&) { config.train.device = "abacus"; }), "abacus"));
+  EXPECT_TRUE(
+      contains(error_after([](RunConfig& config, const fs::path&) { config.train.device = "abacus"; }), "abacus"));
 }
 
 TEST(Run, AFolderThatMayNotBeWrittenIsNamed) {

@@ -19,7 +19,7 @@ TEST(Schedule, WarmsUpInAStraightLineFromZero) {
 TEST(Schedule, FallsAlongHalfACosine) {
   EXPECT_DOUBLE_EQ(kSchedule.at(100), 8e-3);
   EXPECT_DOUBLE_EQ(kSchedule.at(200), 4e-3 * (1 + std::sqrt(0.5)));  // cos(π/4)
-  EXPECT_DOUBLE_EQ(kSchedule.at(300), 4e-3);                        // cos(π/2)
+  EXPECT_DOUBLE_EQ(kSchedule.at(300), 4e-3);                         // cos(π/2)
   EXPECT_DOUBLE_EQ(kSchedule.at(400), 4e-3 * (1 - std::sqrt(0.5)));
   EXPECT_EQ(kSchedule.at(500), 0);
 }

@@ -29,12 +29,13 @@ inline std::string random_text(size_t bytes, uint64_t seed) {
   return text;
 }
 
-/// 40 steps of 2 x 2 contexts of 16 bytes, which is three times through the training text and a bit: epochs begin and end in
-/// the middle of steps. A checkpoint every fourth step; evaluation and a sample every 8 steps.
+/// 40 steps of 2 x 2 contexts of 16 bytes, which is three times through the training text and a bit: epochs begin and
+/// end in the middle of steps. A checkpoint every fourth step; evaluation and a sample every 8 steps.
 inline RunConfig small_run(const std::filesystem::path& folder) {
   std::filesystem::create_directories(folder / "text");
   for (int i = 0; i < 3; ++i) {
-    std::ofstream(folder / "text" / (std::to_string(i) + ".txt")) << random_text(300 + 7 * static_cast<size_t>(i), 10 + i);
+    std::ofstream(folder / "text" / (std::to_string(i) + ".txt"))
+        << random_text(300 + 7 * static_cast<size_t>(i), 10 + i);
   }
   std::ofstream(folder / "valid.txt") << random_text(400, 3);
   RunConfig config;

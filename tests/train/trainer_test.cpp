@@ -156,7 +156,8 @@ TEST(Accumulation, EqualsOneBigBatchHoweverItIsCut) {
     EXPECT_NEAR(result.grad_norm, reference.grad_norm, 1e-10);
     // AdamW divides by √v, so that rounding shows in coordinates whose gradient is next to nothing.
     for (const auto& [name, tensor] : weights) {
-      EXPECT_LE((tensor - expected.at(name)).norm().item<double>(), 1e-7 * expected.at(name).norm().item<double>()) << name;
+      EXPECT_LE((tensor - expected.at(name)).norm().item<double>(), 1e-7 * expected.at(name).norm().item<double>())
+          << name;
     }
   }
 }
