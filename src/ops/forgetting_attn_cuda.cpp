@@ -77,13 +77,14 @@ struct Call {
       p.cu_seqlens = cu_seqlens.const_data_ptr<int64_t>();
       p.num_documents = static_cast<int32_t>(cu_seqlens.size(0) - 1);
     }
+    // Also without pruning: a small bound spares the forward kernel its running maximum.
+    if (options.logit_bound) logit_bound = options.logit_bound->to(q.device(), at::kFloat).contiguous();
     if (options.log_pruning_tolerance && log_f) {
-      logit_bound = options.logit_bound ? options.logit_bound->to(q.device(), at::kFloat).contiguous()
-                                        : measured_bound(q, k, scale);
+      if (!logit_bound.defined()) logit_bound = measured_bound(q, k, scale);
       p.pruned = 1;
       p.log_tolerance = static_cast<float>(*options.log_pruning_tolerance);
-      p.logit_bound = logit_bound.const_data_ptr<float>();
     }
+    if (logit_bound.defined()) p.logit_bound = logit_bound.const_data_ptr<float>();
     p.deterministic = options.deterministic;
   }
 
