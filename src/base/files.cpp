@@ -28,19 +28,26 @@ std::string hint_for(int error) {
   switch (error) {
     case ENOSPC:
     case EDQUOT:
-    case EFBIG: return "free some space or write to another disk";
+    case EFBIG:
+      return "free some space or write to another disk";
     case EACCES:
     case EPERM:
-    case EROFS: return "write to a folder that you may change";
-    case ENOENT: return "check the path";
-    case ENOTDIR: return "a part of the path is a file, not a folder";
-    case EISDIR: return "this is a folder; name a file";
-    default: return "";
+    case EROFS:
+      return "write to a folder that you may change";
+    case ENOENT:
+      return "check the path";
+    case ENOTDIR:
+      return "a part of the path is a file, not a folder";
+    case EISDIR:
+      return "this is a folder; name a file";
+    default:
+      return "";
   }
 }
 
 [[noreturn]] void fail(const char* verb, const fs::path& path, int error) {
-  throw Error(fmt::format("cannot {} {}: {}", verb, path.string(), std::generic_category().message(error)), hint_for(error));
+  throw Error(fmt::format("cannot {} {}: {}", verb, path.string(), std::generic_category().message(error)),
+              hint_for(error));
 }
 
 /// A file descriptor that is closed at the end of the scope.
@@ -71,7 +78,8 @@ size_t read_some(int fd, char* to, size_t size, const fs::path& path) {
 /// The new content of `target`, in a hidden file beside it until it is complete.
 class NewFile {
  public:
-  explicit NewFile(const fs::path& target) : target_(target), beside_(name_beside(target)), fd_(open_new(beside_, target)) {
+  explicit NewFile(const fs::path& target)
+      : target_(target), beside_(name_beside(target)), fd_(open_new(beside_, target)) {
     buffer_.reserve(kBlock);
   }
   ~NewFile() {
@@ -200,8 +208,9 @@ DirectoryLock::DirectoryLock(const fs::path& dir) {
   const ssize_t n = ::pread(fd_, pid, sizeof(pid) - 1, 0);
   ::close(fd_);
   if (error != EWOULDBLOCK) fail("lock", dir, error);
-  throw Error(fmt::format("{} is in use by {}", dir.string(), n > 0 ? fmt::format("process {}", pid) : "another process"),
-              "wait until it has ended, or stop it");
+  throw Error(
+      fmt::format("{} is in use by {}", dir.string(), n > 0 ? fmt::format("process {}", pid) : "another process"),
+      "wait until it has ended, or stop it");
 }
 
 DirectoryLock::~DirectoryLock() { ::close(fd_); }

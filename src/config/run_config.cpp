@@ -97,7 +97,8 @@ void visit(OutputConfig& c, Visitor&& key) {
 /// Reads the tables of one run file.
 class Loader {
  public:
-  Loader(std::filesystem::path path, TomlFile file) : path_(std::move(path)), file_(std::move(file)), root_(file_.root, path_.string()) {
+  Loader(std::filesystem::path path, TomlFile file)
+      : path_(std::move(path)), file_(std::move(file)), root_(file_.root, path_.string()) {
     root_.set_locator([this](const std::string& key) { return place(key); });
   }
 
@@ -133,7 +134,8 @@ class Loader {
     if (!base_name.empty()) {
       base_file = path_.parent_path() / base_name;
       base = json::parse(read_file(base_file), nullptr, false);
-      if (!base.is_object()) throw Error(fmt::format("{} is no JSON object", base_file.string()), "name a model's config.json");
+      if (!base.is_object())
+        throw Error(fmt::format("{} is no JSON object", base_file.string()), "name a model's config.json");
     }
     const auto locate = [&](const std::string& key) {
       return !keys.contains(key) && base.contains(key) ? base_file.string() : place("model." + key) + ": [model]";
@@ -151,7 +153,8 @@ class Loader {
     if (data.train.empty()) table.fail("train", "names no text", "for example: train = [\"corpus/train\"]");
     if (data.valid_fraction >= 1) table.fail("valid_fraction", "must be below 1: nothing would be left to train on");
     if (data.merges && data.tokenizer != "gpt2") {
-      table.fail("merges", fmt::format("cannot be chosen for the tokenizer \"{}\"", data.tokenizer), "only \"gpt2\" has merges to choose from");
+      table.fail("merges", fmt::format("cannot be chosen for the tokenizer \"{}\"", data.tokenizer),
+                 "only \"gpt2\" has merges to choose from");
     }
   }
 
@@ -165,18 +168,23 @@ class Loader {
     const auto multiple = [&](const char* key, int64_t value, const char* of, int64_t unit) {
       if (value % unit == 0) return;
       table.fail(key, fmt::format("= {} is no multiple of {} = {}", value, of, unit),
-                 fmt::format("the nearest are {} and {}", std::max(value / unit, int64_t{1}) * unit, (value / unit + 1) * unit));
+                 fmt::format("the nearest are {} and {}", std::max(value / unit, int64_t{1}) * unit,
+                             (value / unit + 1) * unit));
     };
     multiple("batch_tokens", train.batch_tokens, "data.context", data.context);
     multiple("micro_batch_tokens", train.micro_batch_tokens, "data.context", data.context);
     if (train.batch_tokens % train.micro_batch_tokens != 0) {
-      table.fail("micro_batch_tokens", fmt::format("= {} does not divide train.batch_tokens = {}", train.micro_batch_tokens, train.batch_tokens),
-                 "a step is a whole number of forward passes");
+      table.fail(
+          "micro_batch_tokens",
+          fmt::format("= {} does not divide train.batch_tokens = {}", train.micro_batch_tokens, train.batch_tokens),
+          "a step is a whole number of forward passes");
     }
     if (train.warmup_tokens > train.max_tokens) {
-      table.fail("warmup_tokens", fmt::format("= {} is above train.max_tokens = {}", train.warmup_tokens, train.max_tokens));
+      table.fail("warmup_tokens",
+                 fmt::format("= {} is above train.max_tokens = {}", train.warmup_tokens, train.max_tokens));
     }
-    if (train.min_lr > train.lr) table.fail("min_lr", fmt::format("= {} is above train.lr = {}", train.min_lr, train.lr));
+    if (train.min_lr > train.lr)
+      table.fail("min_lr", fmt::format("= {} is above train.lr = {}", train.min_lr, train.lr));
     if (train.beta1 >= 1) table.fail("beta1", "must be below 1");
     if (train.beta2 >= 1) table.fail("beta2", "must be below 1");
   }

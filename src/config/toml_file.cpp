@@ -9,7 +9,10 @@
 // toml++ 3.3 has assertions that damaged text can reach: they become errors like any other. With NDEBUG it would assume
 // instead that they hold.
 #undef NDEBUG
-#define TOML_ASSERT(condition) (static_cast<bool>(condition) ? void() : throw std::logic_error("this is not TOML"))
+constexpr void toml_assert(bool holds) {
+  if (!holds) throw std::logic_error("this is not TOML");
+}
+#define TOML_ASSERT(condition) toml_assert(static_cast<bool>(condition))
 #include <toml++/toml.h>
 
 #include "base/error.h"
@@ -109,11 +112,13 @@ TomlFile TomlFile::read(const std::filesystem::path& path) {
 void TomlFile::set(const std::string& assignment) {
   const size_t equals = assignment.find('='), dot = assignment.find('.');
   if (equals == std::string::npos || dot == std::string::npos || dot > equals) {
-    throw UsageError(fmt::format("--set {} is not of the form table.key=value", assignment), "for example: --set train.lr=0.002");
+    throw UsageError(fmt::format("--set {} is not of the form table.key=value", assignment),
+                     "for example: --set train.lr=0.002");
   }
   const std::string table = assignment.substr(0, dot), key = assignment.substr(dot + 1, equals - dot - 1);
   const std::string value = assignment.substr(equals + 1), path = table + "." + key, source = "--set " + assignment;
-  if (root.contains(table) && !root[table].is_object()) throw UsageError(fmt::format("{}: '{}' is no table", source, table));
+  if (root.contains(table) && !root[table].is_object())
+    throw UsageError(fmt::format("{}: '{}' is no table", source, table));
   const auto parsed = parse_value(value, assignment);
   root[table][key] = parsed ? Converter(*this, source).convert(*parsed->get("value"), path) : json(value);
   places[path] = source;

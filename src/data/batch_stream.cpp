@@ -35,7 +35,8 @@ void BatchStream::read(int64_t index, std::span<int32_t> out) const {
 }
 
 Batch BatchStream::get(int64_t first_context, int64_t count) const {
-  if (first_context < 0 || count < 0) throw Error(fmt::format("no contexts from {} on, {} of them", first_context, count));
+  if (first_context < 0 || count < 0)
+    throw Error(fmt::format("no contexts from {} on, {} of them", first_context, count));
   Batch batch{at::empty({count, context_}, at::kLong), at::empty({count, context_}, at::kLong)};
   std::vector<int32_t> tokens(static_cast<size_t>(context_));
   auto* ids = batch.ids_BT.data_ptr<int64_t>();

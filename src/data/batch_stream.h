@@ -15,11 +15,11 @@ struct Batch {
   at::Tensor labels_BT;  ///< int64; -100 = ignored
 };
 
-/// The endless, deterministic order of training contexts. The store's N tokens are a ring, which epoch e enters at a place
-/// drawn from (seed, e) and cuts into N / T contexts of T tokens, visited in a permutation drawn from the same: each
-/// context comes once an epoch, fewer than T tokens are left out, and other ones each time. Every context begins with the
-/// input `start_id`, so that all its T tokens are labels. Stateless: context `index` is a pure function of (store, T,
-/// seed, index), the same on every machine, so a run can be entered at any token. Thread-safe.
+/// The endless, deterministic order of training contexts. The store's N tokens are a ring, which epoch e enters at a
+/// place drawn from (seed, e) and cuts into N / T contexts of T tokens, visited in a permutation drawn from the same:
+/// each context comes once an epoch, fewer than T tokens are left out, and other ones each time. Every context begins
+/// with the input `start_id`, so that all its T tokens are labels. Stateless: context `index` is a pure function of
+/// (store, T, seed, index), the same on every machine, so a run can be entered at any token. Thread-safe.
 class BatchStream {
  public:
   /// Throws when the store holds fewer than `context` tokens, saying how many are short.

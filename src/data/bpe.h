@@ -16,8 +16,8 @@ struct Merge {
   int32_t left, right, merged;
 };
 
-/// Byte-pair encoding of one word: of all neighbours that may merge, those of the best merge do, the leftmost first, until
-/// none may (Sennrich, Haddow and Birch 2016, over bytes). O(n log n) in the length of the word.
+/// Byte-pair encoding of one word: of all neighbours that may merge, those of the best merge do, the leftmost first,
+/// until none may (Sennrich, Haddow and Birch 2016, over bytes). O(n log n) in the length of the word.
 class BytePairEncoder {
  public:
   /// `byte_ids`: the id of each byte. `merges`: best first; of two merges of the same pair the later counts.
@@ -35,7 +35,8 @@ class BytePairEncoder {
     std::unordered_map<std::string, Span, StringHash, std::equal_to<>> known;
     std::vector<int32_t> known_ids;
 
-    // The word at work as a list: part i is ids[i] and begins at byte i; `rank[i]` is that of the merge with its successor.
+    // The word at work as a list: part i is ids[i] and begins at byte i; `rank[i]` is that of the merge with its
+    // successor.
     std::vector<int32_t> ids;
     std::vector<uint32_t> next, previous, rank;
     std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> queue;  // rank << 32 | position

@@ -41,7 +41,9 @@ class MappedFile {
       if (data_ == MAP_FAILED) error = errno;
     }
     if (fd >= 0) ::close(fd);
-    if (error != 0) throw Error(fmt::format("cannot read {}: {}", path.string(), std::generic_category().message(error)), "check the path");
+    if (error != 0)
+      throw Error(fmt::format("cannot read {}: {}", path.string(), std::generic_category().message(error)),
+                  "check the path");
     if (size_ > 0) ::madvise(data_, size_, MADV_SEQUENTIAL);
   }
   ~MappedFile() {
@@ -60,16 +62,19 @@ class MappedFile {
 std::vector<fs::path> text_files(const std::vector<fs::path>& sources) {
   std::vector<fs::path> files;
   for (const fs::path& source : sources) {
-    if (!fs::exists(source)) throw Error(fmt::format("{} does not exist", source.string()), "name text files, or folders of *.txt files");
+    if (!fs::exists(source))
+      throw Error(fmt::format("{} does not exist", source.string()), "name text files, or folders of *.txt files");
     if (!fs::is_directory(source)) {
       files.push_back(source);
       continue;
     }
     std::vector<fs::path> found;
-    for (const auto& entry : fs::recursive_directory_iterator(source, fs::directory_options::follow_directory_symlink)) {
+    for (const auto& entry :
+         fs::recursive_directory_iterator(source, fs::directory_options::follow_directory_symlink)) {
       if (entry.is_regular_file() && entry.path().extension() == ".txt") found.push_back(entry.path());
     }
-    if (found.empty()) throw Error(fmt::format("{} holds no *.txt file", source.string()), "name text files, or folders of *.txt files");
+    if (found.empty())
+      throw Error(fmt::format("{} holds no *.txt file", source.string()), "name text files, or folders of *.txt files");
     std::sort(found.begin(), found.end());
     files.insert(files.end(), found.begin(), found.end());
   }
@@ -85,9 +90,10 @@ json identity(const fs::path& file) {
           {"time", std::chrono::duration_cast<std::chrono::nanoseconds>(time).count()}};
 }
 
-/// True when the store at `dir` was made of these files. Equal path, size and time are believed; else the contents decide,
-/// so a copied or moved corpus is not read again.
-bool is_store_of(const fs::path& dir, const std::vector<fs::path>& files, const json& identities, const Tokenizer& tokenizer) {
+/// True when the store at `dir` was made of these files. Equal path, size and time are believed; else the contents
+/// decide, so a copied or moved corpus is not read again.
+bool is_store_of(const fs::path& dir, const std::vector<fs::path>& files, const json& identities,
+                 const Tokenizer& tokenizer) {
   if (!fs::exists(dir / ".zattrs")) return false;
   const json stored = json::parse(read_file(dir / ".zattrs"), nullptr, false);
   if (!stored.is_object() || stored.value("tokenizer", json()) != tokenizer.fingerprint()) return false;
@@ -161,8 +167,10 @@ void write_store(const fs::path& dir, const std::vector<fs::path>& files, json i
     identities[i]["checksum"] = bytes_checksum(file.text());
   }
   writer.finish();
-  const json attributes = {{"tokenizer", tokenizer.fingerprint()}, {"vocab_size", tokenizer.vocab_size()},
-                           {"end_of_text", tokenizer.end_of_text()}, {"sources", std::move(identities)}};
+  const json attributes = {{"tokenizer", tokenizer.fingerprint()},
+                           {"vocab_size", tokenizer.vocab_size()},
+                           {"end_of_text", tokenizer.end_of_text()},
+                           {"sources", std::move(identities)}};
   write_file_atomically(dir / ".zattrs", attributes.dump(1, ' ', false, json::error_handler_t::replace) + "\n");
   write_file_atomically(dir / ".zgroup", "{\n  \"zarr_format\": 2\n}\n");
 }
@@ -191,7 +199,8 @@ TokenStore build_token_store(const std::vector<fs::path>& sources, const Tokeniz
   for (const fs::path& file : files) identities.push_back(identity(file));
   if (is_store_of(dir, files, identities, tokenizer)) return TokenStore::open(dir);
   if (fs::exists(dir) && !fs::exists(dir / ".zgroup") && !(fs::is_directory(dir) && fs::is_empty(dir))) {
-    throw Error(fmt::format("{} exists and is no token store", dir.string()), "name a folder of its own for the tokens");
+    throw Error(fmt::format("{} exists and is no token store", dir.string()),
+                "name a folder of its own for the tokens");
   }
   try {
     const fs::path building = beside(dir, "building");
@@ -205,7 +214,8 @@ TokenStore build_token_store(const std::vector<fs::path>& sources, const Tokeniz
       replace(building, dir);
     }
   } catch (const fs::filesystem_error& error) {
-    throw Error(fmt::format("cannot write the token store {}: {}", dir.string(), error.code().message()), "check the folder and its disk");
+    throw Error(fmt::format("cannot write the token store {}: {}", dir.string(), error.code().message()),
+                "check the folder and its disk");
   }
   return TokenStore::open(dir);
 }

@@ -52,9 +52,10 @@ Code compile(std::string_view pattern) {
   const std::string source = with_unicode_spaces(pattern);
   int error = 0;
   PCRE2_SIZE at = 0;
-  Code code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(), PCRE2_UTF | PCRE2_UCP, &error, &at,
-                          nullptr));
-  if (!code) throw Error(fmt::format("pattern '{}': {}", pattern, pcre2_message(error)), "patterns are read as PCRE2's");
+  Code code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(source.data()), source.size(), PCRE2_UTF | PCRE2_UCP, &error,
+                          &at, nullptr));
+  if (!code)
+    throw Error(fmt::format("pattern '{}': {}", pattern, pcre2_message(error)), "patterns are read as PCRE2's");
   // Where pages may not be made executable there is no JIT and the interpreter runs: slower, the same matches.
   pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);
   return code;
@@ -136,8 +137,8 @@ void PreTokenizer::split_piece(std::string_view piece, size_t level, Scratch& sc
   const PCRE2_SIZE* found = pcre2_get_ovector_pointer(match);
   size_t done = 0;
   while (done < piece.size()) {
-    const int result = pcre2_match(impl_->codes[level].get(), reinterpret_cast<PCRE2_SPTR>(piece.data()), piece.size(), done,
-                                   PCRE2_NOTEMPTY | PCRE2_NO_UTF_CHECK, match, nullptr);
+    const int result = pcre2_match(impl_->codes[level].get(), reinterpret_cast<PCRE2_SPTR>(piece.data()), piece.size(),
+                                   done, PCRE2_NOTEMPTY | PCRE2_NO_UTF_CHECK, match, nullptr);
     if (result < 0 && result != PCRE2_ERROR_NOMATCH) {
       throw Error("the tokenizer's pattern cannot be matched: " + pcre2_message(result));
     }

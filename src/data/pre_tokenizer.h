@@ -12,9 +12,10 @@ namespace fox::data {
 inline constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-/// Cuts text into the words that merges never cross. Each pattern cuts the pieces that the one before it left: a match is
-/// a piece, and so is what lies between two matches. Patterns see UTF-8; a run of bytes that are not valid UTF-8 (here as
-/// in Python: overlong forms, surrogates, and beyond U+10FFFF are not) is a word of its own and ends the text before it.
+/// Cuts text into the words that merges never cross. Each pattern cuts the pieces that the one before it left: a match
+/// is a piece, and so is what lies between two matches. Patterns see UTF-8; a run of bytes that are not valid UTF-8
+/// (here as in Python: overlong forms, surrogates, and beyond U+10FFFF are not) is a word of its own and ends the text
+/// before it.
 class PreTokenizer {
  public:
   using Sink = std::function<void(std::string_view word)>;

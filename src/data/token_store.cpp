@@ -29,13 +29,17 @@ std::string token_dtype(const fs::path& dir) {
 /// One dimension, or an error.
 int64_t length_of(const ZarrArray& array, const fs::path& dir) {
   if (array.meta().shape.size() == 1) return array.meta().shape[0];
-  throw Error(fmt::format("{}/.zarray: 'shape' must have one dimension, not {}", dir.string(), array.meta().shape.size()), kRebuild);
+  throw Error(
+      fmt::format("{}/.zarray: 'shape' must have one dimension, not {}", dir.string(), array.meta().shape.size()),
+      kRebuild);
 }
 
 std::vector<int64_t> read_offsets(const fs::path& dir, int64_t num_tokens) {
   const ZarrArray array(dir, "<i8");
   const int64_t size = length_of(array, dir);
-  const auto fail = [&](const std::string& problem) { throw Error(fmt::format("{} {}", dir.string(), problem), kRebuild); };
+  const auto fail = [&](const std::string& problem) {
+    throw Error(fmt::format("{} {}", dir.string(), problem), kRebuild);
+  };
   if (size < 1) fail("is empty");
   std::vector<int64_t> offsets;
   // A chunk at a time: a damaged shape shows as a missing chunk before it makes us allocate what it claims.
@@ -47,7 +51,8 @@ std::vector<int64_t> read_offsets(const fs::path& dir, int64_t num_tokens) {
     first += count;
   }
   if (offsets.front() != 0 || !std::is_sorted(offsets.begin(), offsets.end())) fail("does not rise from 0");
-  if (offsets.back() != num_tokens) fail(fmt::format("ends at {}, but there are {} tokens", offsets.back(), num_tokens));
+  if (offsets.back() != num_tokens)
+    fail(fmt::format("ends at {}, but there are {} tokens", offsets.back(), num_tokens));
   return offsets;
 }
 
@@ -83,7 +88,8 @@ TokenStore::TokenStore(TokenStore&&) noexcept = default;
 
 TokenStore TokenStore::open(const fs::path& dir) {
   if (!fs::exists(dir / ".zgroup")) {
-    throw Error(fmt::format("{} is no token store: it has no .zgroup", dir.string()), "name a folder that `fox train` made");
+    throw Error(fmt::format("{} is no token store: it has no .zgroup", dir.string()),
+                "name a folder that `fox train` made");
   }
   return TokenStore(std::make_unique<Impl>(dir));
 }

@@ -37,10 +37,11 @@ class TokenStore {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Text files and folders (searched for *.txt, sorted by path) → one document a file → tokens → a store at `dir`. Does nothing
-/// when `dir` already holds the store of the same files (sizes, times, contents' hash) and tokenizer. Built beside and
-/// renamed; memory does not grow with the text. Shows a progress bar when it takes more than a moment. Throws Error for
-/// sources that are missing or hold no text file, and when `dir` holds something else than a token store.
+/// Text files and folders (searched for *.txt, sorted by path) → one document a file → tokens → a store at `dir`. Does
+/// nothing when `dir` already holds the store of the same files (sizes, times, contents' hash) and tokenizer. Built
+/// beside and renamed; memory does not grow with the text. Shows a progress bar when it takes more than a moment.
+/// Throws Error for sources that are missing or hold no text file, and when `dir` holds something else than a token
+/// store.
 TokenStore build_token_store(const std::vector<std::filesystem::path>& sources, const Tokenizer& tokenizer,
                              const std::filesystem::path& dir);
 

@@ -65,7 +65,10 @@ std::array<int32_t, 256> byte_ids(const TokenizerSpec& spec) {
 
 struct Tokenizer::Impl {
   Impl(TokenizerSpec the_spec, std::string the_json)
-      : spec(std::move(the_spec)), json(std::move(the_json)), pre_tokenizer(spec.patterns), bpe(byte_ids(spec), spec.merges) {
+      : spec(std::move(the_spec)),
+        json(std::move(the_json)),
+        pre_tokenizer(spec.patterns),
+        bpe(byte_ids(spec), spec.merges) {
     if (spec.ignore_merges) {
       for (size_t id = 0; id < spec.tokens.size(); ++id) whole_words.emplace(spec.tokens[id], static_cast<int32_t>(id));
     }
@@ -154,7 +157,8 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 
 Tokenizer Tokenizer::gpt2(int64_t num_merges) {
   if (num_merges < 0 || num_merges > kGpt2Merges) {
-    throw Error(fmt::format("GPT-2 has {} merges, not {}", kGpt2Merges, num_merges), "choose a number from 0 (raw bytes) to 50000");
+    throw Error(fmt::format("GPT-2 has {} merges, not {}", kGpt2Merges, num_merges),
+                "choose a number from 0 (raw bytes) to 50000");
   }
   return Tokenizer(std::make_unique<Impl>(gpt2_spec(num_merges), ""));
 }
@@ -175,7 +179,8 @@ void Tokenizer::save(const std::filesystem::path& tokenizer_json) const {
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool allow_special) const {
   std::vector<int32_t> all;
-  encode(text, [&](std::span<const int32_t> ids) { all.insert(all.end(), ids.begin(), ids.end()); }, allow_special);
+  encode(
+      text, [&](std::span<const int32_t> ids) { all.insert(all.end(), ids.begin(), ids.end()); }, allow_special);
   return all;
 }
 

@@ -14,16 +14,17 @@ namespace fox::data {
 /// Byte-level byte-pair encoding in GPT-2's layout: ids 0..255 are bytes (in GPT-2's order), then one id a merge, then
 /// <|endoftext|>, which stands before each document. With no merges it is a tokenizer of raw bytes.
 ///
-/// Merges never cross the words that GPT-2's pattern finds in UTF-8 text. A run of bytes that are not valid UTF-8 is a word
-/// of its own, so every byte string can be encoded and comes back whole.
+/// Merges never cross the words that GPT-2's pattern finds in UTF-8 text. A run of bytes that are not valid UTF-8 is a
+/// word of its own, so every byte string can be encoded and comes back whole.
 class Tokenizer {
  public:
   /// The first `num_merges` GPT-2 merges (at most 50,000 = GPT-2's own vocabulary of 50,257 ids).
   static Tokenizer gpt2(int64_t num_merges = 50000);
-  /// Reads a tokenizer.json (byte-level BPE) as Hugging Face's `tokenizers` writes it. Throws Error naming the file and the
-  /// key for what is damaged and for what would encode otherwise here than there (normalizers, other models, …).
+  /// Reads a tokenizer.json (byte-level BPE) as Hugging Face's `tokenizers` writes it. Throws Error naming the file and
+  /// the key for what is damaged and for what would encode otherwise here than there (normalizers, other models, …).
   static Tokenizer load(const std::filesystem::path& tokenizer_json);
-  /// Writes a tokenizer.json that the `tokenizers` library reads and that encodes the same; a loaded one as it was read.
+  /// Writes a tokenizer.json that the `tokenizers` library reads and that encodes the same; a loaded one as it was
+  /// read.
   void save(const std::filesystem::path& tokenizer_json) const;
 
   ~Tokenizer();
@@ -41,8 +42,8 @@ class Tokenizer {
   /// The bytes of one id.
   std::string_view bytes_of(int32_t id) const;
 
-  int64_t vocab_size() const;        ///< including <|endoftext|>
-  int32_t end_of_text() const;       ///< id that starts each document and each context
+  int64_t vocab_size() const;   ///< including <|endoftext|>
+  int32_t end_of_text() const;  ///< id that starts each document and each context
   /// A short hash of everything that decides the encoding: stored with token stores and models.
   std::string fingerprint() const;
 

@@ -32,7 +32,8 @@ class Parser {
     try {
       root_ = json::parse(text);
     } catch (const json::parse_error& error) {
-      throw Error(fmt::format("{} is not JSON (byte {})", source_, error.byte), "the file may be damaged: fetch it again");
+      throw Error(fmt::format("{} is not JSON (byte {})", source_, error.byte),
+                  "the file may be damaged: fetch it again");
     }
     if (!root_.is_object()) throw Error(fmt::format("{} is no JSON object", source_), kHint);
   }
@@ -116,7 +117,8 @@ class Parser {
 
   void check_model(const json& model) {
     // Files from before 2020 do not say the type.
-    if (model.contains("type") && model.at("type") != "BPE") fail("model.type", "must be \"BPE\", not " + shown(model["type"]));
+    if (model.contains("type") && model.at("type") != "BPE")
+      fail("model.type", "must be \"BPE\", not " + shown(model["type"]));
     for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"}) {
       check_nothing("model.", model, key);
     }
@@ -140,7 +142,8 @@ class Parser {
     }
     for (int byte = 0; byte < 256; ++byte) {
       const std::string single(1, static_cast<char>(byte));
-      if (!id_of_.contains(single)) fail("model.vocab", fmt::format("has no token '{}' for the byte {}", to_alphabet(single), byte));
+      if (!id_of_.contains(single))
+        fail("model.vocab", fmt::format("has no token '{}' for the byte {}", to_alphabet(single), byte));
     }
   }
 
@@ -222,7 +225,9 @@ class Parser {
 
 }  // namespace
 
-TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& source) { return Parser(text, source).parse(); }
+TokenizerSpec parse_tokenizer_json(std::string_view text, const std::string& source) {
+  return Parser(text, source).parse();
+}
 
 std::string to_tokenizer_json(const TokenizerSpec& spec) {
   using nlohmann::ordered_json;
@@ -247,12 +252,14 @@ std::string to_tokenizer_json(const TokenizerSpec& spec) {
     merges.push_back(to_alphabet(spec.tokens[merge.left]) + " " + to_alphabet(spec.tokens[merge.right]));
   }
   const bool gpt2 = spec.patterns.size() == 1 && spec.patterns[0] == kGpt2Pattern;
-  const ordered_json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", gpt2}};
+  const ordered_json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", gpt2}};
   ordered_json pre_tokenizer = byte_level;
   if (!gpt2) {
     ordered_json parts = ordered_json::array();
     for (const std::string& pattern : spec.patterns) {
-      parts.push_back({{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
+      parts.push_back(
+          {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}});
     }
     parts.push_back(byte_level);
     pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", parts}};

@@ -29,7 +29,8 @@ std::map<std::string, std::string> read_checksums(const fs::path& attributes) {
   const auto it = root.find(kChecksums);
   if (it == root.end()) return checksums;
   for (const auto& [name, value] : it->items()) {
-    if (!value.is_string()) throw Error(fmt::format("{}: '{}.{}' must be a string", attributes.string(), kChecksums, name), kDamaged);
+    if (!value.is_string())
+      throw Error(fmt::format("{}: '{}.{}' must be a string", attributes.string(), kChecksums, name), kDamaged);
     checksums.emplace(name, value.get<std::string>());
   }
   return checksums;
@@ -42,7 +43,8 @@ std::string decompress(const std::string& stored, int64_t expected, const fs::pa
     throw Error(fmt::format("{} ({} bytes) is no whole Blosc buffer", file.string(), stored.size()), kDamaged);
   }
   if (static_cast<int64_t>(size) != expected) {
-    throw Error(fmt::format("{} holds {} bytes of elements, but a chunk has {}", file.string(), size, expected), kDamaged);
+    throw Error(fmt::format("{} holds {} bytes of elements, but a chunk has {}", file.string(), size, expected),
+                kDamaged);
   }
   std::string bytes(size, '\0');
   if (blosc_decompress_ctx(stored.data(), bytes.data(), bytes.size(), 1) != expected) {
@@ -51,8 +53,10 @@ std::string decompress(const std::string& stored, int64_t expected, const fs::pa
   return bytes;
 }
 
-/// Steps to the next index of the box [first, past) in its first `dimensions`, the last of them fastest; false at the end.
-bool advance(std::vector<int64_t>& index, const std::vector<int64_t>& first, const std::vector<int64_t>& past, size_t dimensions) {
+/// Steps to the next index of the box [first, past) in its first `dimensions`, the last of them fastest; false at the
+/// end.
+bool advance(std::vector<int64_t>& index, const std::vector<int64_t>& first, const std::vector<int64_t>& past,
+             size_t dimensions) {
   for (size_t d = dimensions; d-- > 0;) {
     if (++index[d] < past[d]) return true;
     index[d] = first[d];
@@ -64,7 +68,8 @@ bool advance(std::vector<int64_t>& index, const std::vector<int64_t>& first, con
 
 ZarrArray::ZarrArray(fs::path dir, const std::string& dtype) : dir_(std::move(dir)) {
   const fs::path file = dir_ / ".zarray";
-  if (!fs::exists(file)) throw Error(fmt::format("{} is no zarr array: it has no .zarray", dir_.string()), "name the array's folder");
+  if (!fs::exists(file))
+    throw Error(fmt::format("{} is no zarr array: it has no .zarray", dir_.string()), "name the array's folder");
   meta_ = ZarrMeta::parse(read_file(file), file.string());
   if (meta_.dtype != dtype) {
     throw Error(fmt::format("{}: 'dtype' must be \"{}\", not \"{}\"", file.string(), dtype, meta_.dtype), kDamaged);
@@ -75,15 +80,19 @@ ZarrArray::ZarrArray(fs::path dir, const std::string& dtype) : dir_(std::move(di
 
 ZarrArray::Chunk ZarrArray::load(const std::string& name) const {
   const fs::path file = dir_ / name;
-  if (!fs::exists(file)) throw Error(fmt::format("{} is missing", file.string()), "the store is not complete: " + std::string(kDamaged));
+  if (!fs::exists(file))
+    throw Error(fmt::format("{} is missing", file.string()), "the store is not complete: " + std::string(kDamaged));
   std::string bytes = read_file(file);
   if (const auto it = checksums_.find(name); it != checksums_.end() && bytes_checksum(bytes) != it->second) {
-    throw Error(fmt::format("{} ({} bytes) is damaged: its checksum is not {}", file.string(), bytes.size(), it->second), kDamaged);
+    throw Error(
+        fmt::format("{} ({} bytes) is damaged: its checksum is not {}", file.string(), bytes.size(), it->second),
+        kDamaged);
   }
   if (meta_.blosc) {
     bytes = decompress(bytes, meta_.chunk_bytes(), file);
   } else if (static_cast<int64_t>(bytes.size()) != meta_.chunk_bytes()) {
-    throw Error(fmt::format("{} has {} bytes, but a chunk has {}", file.string(), bytes.size(), meta_.chunk_bytes()), kDamaged);
+    throw Error(fmt::format("{} has {} bytes, but a chunk has {}", file.string(), bytes.size(), meta_.chunk_bytes()),
+                kDamaged);
   }
   return std::make_shared<const std::string>(std::move(bytes));
 }
@@ -93,7 +102,8 @@ ZarrArray::Chunk ZarrArray::chunk(std::span<const int64_t> index) const {
   for (const int64_t i : index) name += (name.empty() ? "" : std::string(1, meta_.separator)) + std::to_string(i);
   {
     const std::lock_guard lock(mutex_);
-    const auto it = std::find_if(recent_.begin(), recent_.end(), [&](const auto& entry) { return entry.first == name; });
+    const auto it =
+        std::find_if(recent_.begin(), recent_.end(), [&](const auto& entry) { return entry.first == name; });
     if (it != recent_.end()) {
       recent_.splice(recent_.begin(), recent_, it);
       return it->second;
@@ -111,7 +121,8 @@ void ZarrArray::read(std::span<const int64_t> start, std::span<const int64_t> co
   const size_t n = meta_.shape.size();
   if (start.size() != n || count.size() != n) throw std::out_of_range("a box of another number of dimensions");
   for (size_t d = 0; d < n; ++d) {
-    if (start[d] < 0 || count[d] < 0 || start[d] > meta_.shape[d] - count[d]) throw std::out_of_range("a box outside the array");
+    if (start[d] < 0 || count[d] < 0 || start[d] > meta_.shape[d] - count[d])
+      throw std::out_of_range("a box outside the array");
     if (count[d] == 0) return;
   }
   Index first(n), past(n);  // the chunks that the box touches
@@ -125,7 +136,8 @@ void ZarrArray::read(std::span<const int64_t> start, std::span<const int64_t> co
   } while (advance(index, first, past, n));
 }
 
-void ZarrArray::copy_part(const Index& index, std::span<const int64_t> start, std::span<const int64_t> count, char* out) const {
+void ZarrArray::copy_part(const Index& index, std::span<const int64_t> start, std::span<const int64_t> count,
+                          char* out) const {
   const Chunk source = chunk(index);
   const size_t n = index.size();
   const int64_t item = meta_.item_bytes();
@@ -172,8 +184,9 @@ void ZarrWriter::write_chunk() {
   pending_.resize(static_cast<size_t>(meta_.chunk_bytes()));  // the last one is padded with zeros
   std::string stored(pending_.size() + BLOSC_MAX_OVERHEAD, '\0');
   const ZarrMeta::Blosc& blosc = *meta_.blosc;
-  const int size = blosc_compress_ctx(blosc.clevel, blosc.shuffle, static_cast<size_t>(meta_.item_bytes()), pending_.size(),
-                                      pending_.data(), stored.data(), stored.size(), blosc.cname.c_str(), 0, 1);
+  const int size =
+      blosc_compress_ctx(blosc.clevel, blosc.shuffle, static_cast<size_t>(meta_.item_bytes()), pending_.size(),
+                         pending_.data(), stored.data(), stored.size(), blosc.cname.c_str(), 0, 1);
   if (size <= 0) throw Error(fmt::format("cannot compress a chunk of {}", dir_.string()));
   stored.resize(static_cast<size_t>(size));
   write_file_atomically(dir_ / std::to_string(checksums_.size()), stored);

@@ -37,16 +37,16 @@ struct ZarrMeta {
   std::string to_json() const;
 };
 
-/// An array on disk, open for reading. A missing chunk is an error, not zeros: a download that stopped half-way must not
-/// become data. Chunks that were decoded last are kept (64 MiB). Thread-safe.
+/// An array on disk, open for reading. A missing chunk is an error, not zeros: a download that stopped half-way must
+/// not become data. Chunks that were decoded last are kept (64 MiB). Thread-safe.
 class ZarrArray {
  public:
   /// `dtype`: the element type that the caller expects. Throws Error naming the file.
   ZarrArray(std::filesystem::path dir, const std::string& dtype);
 
   const ZarrMeta& meta() const { return meta_; }
-  /// Copies the box [start, start + count) into `out`, last dimension fastest. Throws Error naming a chunk's file that is
-  /// missing or damaged; std::out_of_range for a box that is not in the array.
+  /// Copies the box [start, start + count) into `out`, last dimension fastest. Throws Error naming a chunk's file that
+  /// is missing or damaged; std::out_of_range for a box that is not in the array.
   void read(std::span<const int64_t> start, std::span<const int64_t> count, void* out) const;
 
  private:
@@ -65,8 +65,8 @@ class ZarrArray {
   size_t most_recent_;
 };
 
-/// Writes a one-dimensional array as its elements come, one chunk in memory. Its .zattrs gets the chunks' checksums, which
-/// ZarrArray compares: Blosc itself notices only some kinds of damage.
+/// Writes a one-dimensional array as its elements come, one chunk in memory. Its .zattrs gets the chunks' checksums,
+/// which ZarrArray compares: Blosc itself notices only some kinds of damage.
 class ZarrWriter {
  public:
   /// Makes `dir`. Chunks hold `chunk` elements and are compressed with Blosc's lz4.

@@ -21,9 +21,11 @@ class Parser {
     try {
       root_ = json::parse(text);
     } catch (const json::parse_error& error) {
-      throw Error(fmt::format("{} is not JSON (byte {})", source_, error.byte), "the file may be damaged: fetch or make it again");
+      throw Error(fmt::format("{} is not JSON (byte {})", source_, error.byte),
+                  "the file may be damaged: fetch or make it again");
     }
-    if (!root_.is_object()) throw Error(fmt::format("{} is no JSON object", source_), "it should describe a zarr v2 array");
+    if (!root_.is_object())
+      throw Error(fmt::format("{} is no JSON object", source_), "it should describe a zarr v2 array");
   }
 
   ZarrMeta parse() {
@@ -56,7 +58,8 @@ class Parser {
       found = it->dump(-1, ' ', false, json::error_handler_t::replace);
       found = "not " + (found.size() <= 60 ? found : found.substr(0, 57) + "...");
     }
-    throw Error(fmt::format("{}: '{}' {}, {}", source_, key, problem, found), "fox reads zarr v2 arrays in C order, raw or with Blosc");
+    throw Error(fmt::format("{}: '{}' {}, {}", source_, key, problem, found),
+                "fox reads zarr v2 arrays in C order, raw or with Blosc");
   }
 
   void expect(const std::string& key, const json& value) const {
@@ -64,7 +67,8 @@ class Parser {
   }
 
   std::vector<int64_t> dimensions(const std::string& key, int64_t least) const {
-    const std::string problem = fmt::format("must be a list of 1 to {} whole numbers of at least {}", kMostDimensions, least);
+    const std::string problem =
+        fmt::format("must be a list of 1 to {} whole numbers of at least {}", kMostDimensions, least);
     const auto it = root_.find(key);
     if (it == root_.end() || !it->is_array() || it->empty() || it->size() > kMostDimensions) fail(key, problem);
     std::vector<int64_t> numbers;
@@ -83,7 +87,8 @@ class Parser {
     if (!text || text->size() != 3) fail("dtype", problem);
     const char order = (*text)[0], kind = (*text)[1], size = (*text)[2];
     const bool sized = size == '1' || size == '2' || size == '4' || size == '8';
-    if (!sized || (kind != 'u' && kind != 'i' && kind != 'f') || order != (size == '1' ? '|' : '<')) fail("dtype", problem);
+    if (!sized || (kind != 'u' && kind != 'i' && kind != 'f') || order != (size == '1' ? '|' : '<'))
+      fail("dtype", problem);
     return *text;
   }
 
@@ -102,7 +107,8 @@ class Parser {
       elements *= static_cast<uint64_t>(meta.shape[d]);
       bytes *= static_cast<uint64_t>(meta.chunks[d]);
       if (elements > (uint64_t{1} << 60)) fail("shape", "has more elements than a disk can hold");
-      if (bytes > static_cast<uint64_t>(kMostChunkBytes)) fail("chunks", fmt::format("must stay below {} bytes a chunk", kMostChunkBytes));
+      if (bytes > static_cast<uint64_t>(kMostChunkBytes))
+        fail("chunks", fmt::format("must stay below {} bytes a chunk", kMostChunkBytes));
     }
   }
 
@@ -125,12 +131,15 @@ int64_t ZarrMeta::grid(size_t d) const { return (shape[d] + chunks[d] - 1) / chu
 ZarrMeta ZarrMeta::parse(std::string_view text, const std::string& source) { return Parser(text, source).parse(); }
 
 std::string ZarrMeta::to_json() const {
-  nlohmann::ordered_json root = {{"zarr_format", 2}, {"shape", shape}, {"chunks", chunks}, {"dtype", dtype}, {"compressor", nullptr},
-                                 {"fill_value", 0}, {"order", "C"}, {"filters", nullptr}};
+  nlohmann::ordered_json root = {{"zarr_format", 2},      {"shape", shape},  {"chunks", chunks}, {"dtype", dtype},
+                                 {"compressor", nullptr}, {"fill_value", 0}, {"order", "C"},     {"filters", nullptr}};
   if (separator != '.') root["dimension_separator"] = std::string(1, separator);
   if (blosc) {
-    root["compressor"] = {
-        {"id", "blosc"}, {"cname", blosc->cname}, {"clevel", blosc->clevel}, {"shuffle", blosc->shuffle}, {"blocksize", 0}};
+    root["compressor"] = {{"id", "blosc"},
+                          {"cname", blosc->cname},
+                          {"clevel", blosc->clevel},
+                          {"shuffle", blosc->shuffle},
+                          {"blocksize", 0}};
   }
   return root.dump(2) + "\n";
 }

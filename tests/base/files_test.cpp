@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "support/temporary_folder.h"
 
 namespace fox {
 namespace {
@@ -18,13 +19,6 @@ namespace fs = std::filesystem;
 
 class Files : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "fox_files_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    dir_ = name;
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-
   std::vector<std::string> names() const {
     std::vector<std::string> found;
     for (const auto& entry : fs::directory_iterator(dir_)) found.push_back(entry.path().filename().string());
@@ -32,7 +26,8 @@ class Files : public ::testing::Test {
     return found;
   }
 
-  fs::path dir_;
+  test::TemporaryFolder folder_;
+  fs::path dir_ = folder_.path();
 };
 
 /// Runs `body` in a process of its own; true when it returned true there.
@@ -118,9 +113,11 @@ TEST_F(Files, WriterThatThrowsKeepsTheOldContent) {
 TEST_F(Files, UnwritablePlacesAreNamed) {
   write_file_atomically(dir_ / "file", "1");
   const std::string below_a_file = (dir_ / "file" / "a").string();
-  EXPECT_NE(message_of([&] { write_file_atomically(below_a_file, "1"); }).find("cannot write " + below_a_file), std::string::npos);
+  EXPECT_NE(message_of([&] { write_file_atomically(below_a_file, "1"); }).find("cannot write " + below_a_file),
+            std::string::npos);
   const std::string in_no_folder = (dir_ / "missing" / "a").string();
-  EXPECT_NE(message_of([&] { write_file_atomically(in_no_folder, "1"); }).find("cannot write " + in_no_folder), std::string::npos);
+  EXPECT_NE(message_of([&] { write_file_atomically(in_no_folder, "1"); }).find("cannot write " + in_no_folder),
+            std::string::npos);
   EXPECT_NE(message_of([&] { write_file_atomically("/proc/a", "1"); }).find("cannot write /proc/a"), std::string::npos);
   fs::create_directory(dir_ / "folder");
   EXPECT_NE(message_of([&] { write_file_atomically(dir_ / "folder", "1"); }).find("cannot write"), std::string::npos);

@@ -55,7 +55,9 @@ TEST(Interrupt, SecondSignalEndsTheProcess) {
 TEST(Version, NamesReleaseAndCommit) {
   EXPECT_EQ(version().find_first_not_of("0123456789."), std::string::npos);
   const std::string hash = commit().substr(0, commit().find("-dirty"));
-  EXPECT_TRUE(hash == "unknown" || (hash.size() == 40 && hash.find_first_not_of("0123456789abcdef") == std::string::npos)) << hash;
+  EXPECT_TRUE(hash == "unknown" ||
+              (hash.size() == 40 && hash.find_first_not_of("0123456789abcdef") == std::string::npos))
+      << hash;
 }
 
 }  // namespace

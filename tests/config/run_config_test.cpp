@@ -78,12 +78,12 @@ TEST_F(RunConfigTest, ReadsEveryTableAndFillsDefaults) {
 }
 
 TEST_F(RunConfigTest, PrintedConfigurationReadsBackTheSame) {
-  for (const std::vector<std::string>& overrides :
-       std::vector<std::vector<std::string>>{{},
-                                             {"train.lr=1e-8", "train.seed=9223372036854775807", "train.max_grad_norm=1"},
-                                             {"model.model_type=transformer-project_fox", "model.vocab_size=1025", "output.tensorboard=false"},
-                                             {"data.train=[\"\xC3\xA9\\t\\u0001.txt\"]", "eval.sample_prompt=Gen1:1 #x"},
-                                             {"model.fgate_bias_init=true", "model.decay_time_min=2", "model.decay_time_max=256.5"}}) {
+  for (const std::vector<std::string>& overrides : std::vector<std::vector<std::string>>{
+           {},
+           {"train.lr=1e-8", "train.seed=9223372036854775807", "train.max_grad_norm=1"},
+           {"model.model_type=transformer-project_fox", "model.vocab_size=1025", "output.tensorboard=false"},
+           {"data.train=[\"\xC3\xA9\\t\\u0001.txt\"]", "eval.sample_prompt=Gen1:1 #x"},
+           {"model.fgate_bias_init=true", "model.decay_time_min=2", "model.decay_time_max=256.5"}}) {
     const RunConfig config = load(kRun, overrides);
     const RunConfig again = load(config.to_toml());
     EXPECT_EQ(again.to_json(), config.to_json()) << config.to_toml();
@@ -112,38 +112,50 @@ TEST_F(RunConfigTest, ModelMayComeFromAFile) {
   EXPECT_EQ(config.model.hidden_size, 64);
   EXPECT_EQ(config.model.num_heads, 4);
   EXPECT_EQ(config.model.vocab_size, 500);
-  EXPECT_EQ(complaint("[model]\nconfig = \"model.json\"\nnum_heads = 3\n" + rest),
-            "run.toml:3: [model]: 'num_heads' = 3 does not divide hidden_size = 64 | the heads share the width equally");
+  EXPECT_EQ(
+      complaint("[model]\nconfig = \"model.json\"\nnum_heads = 3\n" + rest),
+      "run.toml:3: [model]: 'num_heads' = 3 does not divide hidden_size = 64 | the heads share the width equally");
   std::ofstream(folder_.path() / "model.json") << R"({"hiden_size": 64})";
   EXPECT_EQ(complaint("[model]\nconfig = \"model.json\"\n" + rest),
             "model.json: 'hiden_size' is not a known key | did you mean 'hidden_size'?");
   std::ofstream(folder_.path() / "model.json") << "{";
-  EXPECT_EQ(complaint("[model]\nconfig = \"model.json\"\n" + rest), "model.json is no JSON object | name a model's config.json");
+  EXPECT_EQ(complaint("[model]\nconfig = \"model.json\"\n" + rest),
+            "model.json is no JSON object | name a model's config.json");
   EXPECT_EQ(complaint("[model]\nconfig = \"none.json\"\n" + rest).substr(0, 21), "cannot read none.json");
 }
 
 TEST_F(RunConfigTest, EveryMistakeNamesItsKeyAndLine) {
-  EXPECT_EQ(complaint(with("lr = 5e-3", "lrr = 5e-3")), "run.toml:16: 'train.lrr' is not a known key | did you mean 'lr'?");
-  EXPECT_EQ(complaint(with("[output]", "[outptu]")), "run.toml: 'output.dir' is missing | for example: dir = \"runs/first\"");
+  EXPECT_EQ(complaint(with("lr = 5e-3", "lrr = 5e-3")),
+            "run.toml:16: 'train.lrr' is not a known key | did you mean 'lr'?");
+  EXPECT_EQ(complaint(with("[output]", "[outptu]")),
+            "run.toml: 'output.dir' is missing | for example: dir = \"runs/first\"");
   EXPECT_EQ(complaint(kRun + "[evl]\n"), "run.toml:20: 'evl' is not a known key | did you mean 'eval'?");
-  EXPECT_EQ(complaint(with("hidden_size", "hiden_size")), "run.toml:2: [model]: 'hiden_size' is not a known key | did you mean 'hidden_size'?");
+  EXPECT_EQ(complaint(with("hidden_size", "hiden_size")),
+            "run.toml:2: [model]: 'hiden_size' is not a known key | did you mean 'hidden_size'?");
   EXPECT_EQ(complaint(with("lr = 5e-3", "lr = \"fast\"")), "run.toml:16: 'train.lr' must be a number, not \"fast\"");
   EXPECT_EQ(complaint(with("lr = 5e-3", "lr = -1")), "run.toml:16: 'train.lr' must be at least 0, not -1");
-  EXPECT_EQ(complaint(with("lr = 5e-3", "lr = inf")), "run.toml:16: 'train.lr' must be finite | give a number, a string, true or false");
+  EXPECT_EQ(complaint(with("lr = 5e-3", "lr = inf")),
+            "run.toml:16: 'train.lr' must be finite | give a number, a string, true or false");
   EXPECT_EQ(complaint(with("lr = 5e-3", "lr = 2020-01-01")),
             "run.toml:16: 'train.lr' cannot be a date or a time | give a number, a string, true or false");
-  EXPECT_EQ(complaint(with("context = 256", "context = 2.5")), "run.toml:11: 'data.context' must be a whole number, not 2.5");
-  EXPECT_EQ(complaint(with("context = 256", "context = 200")),
-            "run.toml:15: 'train.batch_tokens' = 1024 is no multiple of data.context = 200 | the nearest are 1000 and 1200");
+  EXPECT_EQ(complaint(with("context = 256", "context = 2.5")),
+            "run.toml:11: 'data.context' must be a whole number, not 2.5");
+  EXPECT_EQ(
+      complaint(with("context = 256", "context = 200")),
+      "run.toml:15: 'train.batch_tokens' = 1024 is no multiple of data.context = 200 | the nearest are 1000 and 1200");
   EXPECT_EQ(complaint(with("merges = 768", "tokenizer = \"bytes\"\nmerges = 768")),
-            "run.toml:11: 'data.merges' cannot be chosen for the tokenizer \"bytes\" | only \"gpt2\" has merges to choose from");
-  EXPECT_EQ(complaint(with("max_tokens = 1.6e6", "")), "run.toml: 'train.max_tokens' is missing | the number of tokens to train on");
+            "run.toml:11: 'data.merges' cannot be chosen for the tokenizer \"bytes\" | only \"gpt2\" has merges to "
+            "choose from");
+  EXPECT_EQ(complaint(with("max_tokens = 1.6e6", "")),
+            "run.toml: 'train.max_tokens' is missing | the number of tokens to train on");
   EXPECT_EQ(complaint(with("train = [\"corpus/train\", \"more.txt\"]", "")),
             "run.toml: 'data.train' names no text | for example: train = [\"corpus/train\"]");
-  EXPECT_EQ(complaint(kRun, {"train.precision=fp32"}), "--set train.precision=fp32: 'train.precision' cannot be \"fp32\" | known: float32, bf16, float64");
-  EXPECT_EQ(complaint(kRun, {"train.micro_batch_tokens=768"}),
-            "--set train.micro_batch_tokens=768: 'train.micro_batch_tokens' = 768 does not divide train.batch_tokens = 1024"
-            " | a step is a whole number of forward passes");
+  EXPECT_EQ(complaint(kRun, {"train.precision=fp32"}),
+            "--set train.precision=fp32: 'train.precision' cannot be \"fp32\" | known: float32, bf16, float64");
+  EXPECT_EQ(
+      complaint(kRun, {"train.micro_batch_tokens=768"}),
+      "--set train.micro_batch_tokens=768: 'train.micro_batch_tokens' = 768 does not divide train.batch_tokens = 1024"
+      " | a step is a whole number of forward passes");
   EXPECT_EQ(complaint(kRun, {"trian.lr=1"}), "--set trian.lr=1: 'trian' is not a known key | did you mean 'train'?");
   EXPECT_EQ(complaint(kRun, {"train.warmup_tokens=2e6"}),
             "--set train.warmup_tokens=2e6: 'train.warmup_tokens' = 2000000 is above train.max_tokens = 1600000");
@@ -174,10 +186,17 @@ TEST_F(RunConfigTest, DamagedFilesAreRefusedOrWork) {
     for (size_t n = 1 + random() % 3; n > 0; --n) {
       const size_t at = random() % text.size();
       switch (random() % 4) {
-        case 0: text[at] = static_cast<char>(random()); break;
-        case 1: text.erase(at, random() % 10); break;
-        case 2: text.insert(at, text.substr(random() % text.size(), random() % 20)); break;
-        default: text[at] = "[]{}=\"'.\n#,-0e"[random() % 14];
+        case 0:
+          text[at] = static_cast<char>(random());
+          break;
+        case 1:
+          text.erase(at, random() % 10);
+          break;
+        case 2:
+          text.insert(at, text.substr(random() % text.size(), random() % 20));
+          break;
+        default:
+          text[at] = "[]{}=\"'.\n#,-0e"[random() % 14];
       }
     }
     try {

@@ -2,13 +2,13 @@
 
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <fstream>
 #include <set>
 
 #include "base/error.h"
 #include "data/permutation.h"
+#include "support/temporary_folder.h"
 
 namespace fox::data {
 namespace {
@@ -17,13 +17,6 @@ namespace fs = std::filesystem;
 
 class BatchStreamTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "fox_stream_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    dir_ = name;
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-
   /// A store whose three-byte neighbourhoods are all different: a context tells where it was taken.
   std::shared_ptr<const TokenStore> store_of(int64_t size) {
     std::string text;
@@ -33,7 +26,8 @@ class BatchStreamTest : public ::testing::Test {
     }
     text.resize(static_cast<size_t>(size - 1));
     std::ofstream(dir_ / "a.txt", std::ios::binary) << text;
-    auto store = std::make_shared<const TokenStore>(build_token_store({dir_ / "a.txt"}, Tokenizer::gpt2(0), dir_ / "store"));
+    auto store =
+        std::make_shared<const TokenStore>(build_token_store({dir_ / "a.txt"}, Tokenizer::gpt2(0), dir_ / "store"));
     tokens_.resize(static_cast<size_t>(store->num_tokens()));
     store->read(0, tokens_);
     return store;
@@ -53,7 +47,8 @@ class BatchStreamTest : public ::testing::Test {
     return found;
   }
 
-  fs::path dir_;
+  test::TemporaryFolder folder_;
+  fs::path dir_ = folder_.path();
   std::vector<int32_t> tokens_;
 };
 

@@ -1,4 +1,5 @@
-// The C++ half of peer_test.py, which names the folder to work in by FOX_PEER_DIR and compares what this half wrote there.
+// The C++ half of peer_test.py, which names the folder to work in by FOX_PEER_DIR and compares what this half wrote
+// there.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -1,7 +1,6 @@
 #include "data/token_store.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <fstream>
@@ -11,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "support/temporary_folder.h"
 
 namespace fox::data {
 namespace {
@@ -20,14 +20,6 @@ using nlohmann::json;
 
 class TokenStoreTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "fox_store_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    dir_ = name;
-    store_ = dir_ / "store";
-  }
-  void TearDown() override { fs::remove_all(dir_); }
-
   fs::path text(const std::string& name, const std::string& content) const {
     fs::create_directories((dir_ / name).parent_path());
     std::ofstream(dir_ / name, std::ios::binary) << content;
@@ -61,7 +53,8 @@ class TokenStoreTest : public ::testing::Test {
   }
   static fs::file_time_type time_of_build(const fs::path& store) { return fs::last_write_time(store / ".zgroup"); }
 
-  fs::path dir_, store_;
+  test::TemporaryFolder folder_;
+  fs::path dir_ = folder_.path(), store_ = dir_ / "store";
 };
 
 const Tokenizer& bytes_tokenizer() {
@@ -107,7 +100,8 @@ TEST_F(TokenStoreTest, ReadsAcrossChunks) {
   EXPECT_TRUE(check((1 << 21), 1));
   EXPECT_TRUE(check(store.num_tokens() - 5, 5));
   EXPECT_TRUE(check(5, 0));
-  for (const auto& [first, count] : {std::pair<int64_t, size_t>{-1, 2}, {2'300'000, 2}, {2'300'002, 0}, {int64_t{1} << 62, 1}}) {
+  for (const auto& [first, count] :
+       {std::pair<int64_t, size_t>{-1, 2}, {2'300'000, 2}, {2'300'002, 0}, {int64_t{1} << 62, 1}}) {
     std::vector<int32_t> tokens(count);
     EXPECT_THROW(store.read(first, tokens), std::out_of_range);
   }
@@ -174,14 +168,18 @@ TEST_F(TokenStoreTest, LeftoversOfAKilledBuildDoNoHarm) {
 
 TEST_F(TokenStoreTest, BadSourcesAndPlacesAreNamed) {
   const fs::path file = text("a.txt", "abc");
-  EXPECT_EQ(complaint([&] { build({dir_ / "nowhere"}, bytes_tokenizer()); }), (dir_ / "nowhere").string() + " does not exist");
+  EXPECT_EQ(complaint([&] { build({dir_ / "nowhere"}, bytes_tokenizer()); }),
+            (dir_ / "nowhere").string() + " does not exist");
   fs::create_directory(dir_ / "hollow");
-  EXPECT_EQ(complaint([&] { build({dir_ / "hollow"}, bytes_tokenizer()); }), (dir_ / "hollow").string() + " holds no *.txt file");
+  EXPECT_EQ(complaint([&] { build({dir_ / "hollow"}, bytes_tokenizer()); }),
+            (dir_ / "hollow").string() + " holds no *.txt file");
   EXPECT_EQ(complaint([&] { build({}, bytes_tokenizer()); }), "no text to read");
   text("store/letters.txt", "precious");
   EXPECT_EQ(complaint([&] { build({file}, bytes_tokenizer()); }), store_.string() + " exists and is no token store");
   EXPECT_EQ(read_file(store_ / "letters.txt"), "precious");
-  EXPECT_NE(complaint([&] { build_token_store({file}, bytes_tokenizer(), file / "store"); }).find("cannot write the token store"),
+  EXPECT_NE(complaint([&] {
+              build_token_store({file}, bytes_tokenizer(), file / "store");
+            }).find("cannot write the token store"),
             std::string::npos);
 }
 
@@ -201,7 +199,8 @@ TEST_F(TokenStoreTest, DamageIsNamed) {
   EXPECT_EQ(reading(), chunk.string() + " is missing");
   for (const size_t size : {size_t{0}, size_t{10}, size_t{16}, stored.size() / 2, stored.size() - 1}) {
     std::ofstream(chunk, std::ios::binary) << stored.substr(0, size);
-    EXPECT_NE(reading().find(chunk.string() + " (" + std::to_string(size) + " bytes) is damaged"), std::string::npos) << reading();
+    EXPECT_NE(reading().find(chunk.string() + " (" + std::to_string(size) + " bytes) is damaged"), std::string::npos)
+        << reading();
   }
   for (const size_t at : {size_t{0}, size_t{4}, size_t{9}, stored.size() / 2, stored.size() - 1}) {
     std::string flipped = stored;
@@ -225,7 +224,8 @@ TEST_F(TokenStoreTest, DamageIsNamed) {
   fresh();
   std::ofstream(store_ / ".zattrs") << "{}";
   EXPECT_NE(reading().find(".zattrs does not say which tokenizer"), std::string::npos);
-  EXPECT_EQ(bytes_tokenizer().decode(all_tokens(build({source}, bytes_tokenizer()))), content) << "built again over the damage";
+  EXPECT_EQ(bytes_tokenizer().decode(all_tokens(build({source}, bytes_tokenizer()))), content)
+      << "built again over the damage";
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -10,6 +9,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "data/tokenizer.h"
+#include "support/temporary_folder.h"
 
 namespace fox::data {
 namespace {
@@ -18,14 +18,6 @@ using nlohmann::json;
 
 class TokenizerJson : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "fox_tokenizer_XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    dir_ = name;
-    file_ = dir_ / "tokenizer.json";
-  }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-
   Tokenizer load(const std::string& text) const {
     std::ofstream(file_, std::ios::binary) << text;
     return Tokenizer::load(file_);
@@ -49,7 +41,8 @@ class TokenizerJson : public ::testing::Test {
     return "no error";
   }
 
-  std::filesystem::path dir_, file_;
+  test::TemporaryFolder folder_;
+  std::filesystem::path dir_ = folder_.path(), file_ = dir_ / "tokenizer.json";
 };
 
 const std::string kText = "The 12 foxes aren't  here:\n\n caf\xC3\xA9 \xF0\x9F\x98\x80 \xFF<|endoftext|>";
@@ -81,7 +74,8 @@ TEST_F(TokenizerJson, FingerprintsTellEncodingsApart) {
   };
   EXPECT_EQ(fingerprint_with([](json& root) { root["truncation"] = {{"max_length", 5}}; }), same);
   EXPECT_NE(fingerprint_with([](json& root) { root["model"]["ignore_merges"] = true; }), same);
-  EXPECT_NE(fingerprint_with([](json& root) { std::swap(root["model"]["merges"][0], root["model"]["merges"][1]); }), same);
+  EXPECT_NE(fingerprint_with([](json& root) { std::swap(root["model"]["merges"][0], root["model"]["merges"][1]); }),
+            same);
   EXPECT_NE(fingerprint_with([](json& root) { root["pre_tokenizer"]["use_regex"] = false; }), same);
   EXPECT_NE(fingerprint_with([](json& root) { root["added_tokens"][0]["special"] = false; }), same);
 }
@@ -123,26 +117,39 @@ TEST_F(TokenizerJson, EveryProblemNamesItsKey) {
   EXPECT_EQ(complaint(model("byte_fallback", true)), "'model.byte_fallback' is not supported: true");
   EXPECT_EQ(complaint(model("dropout", 0.1)), "'model.dropout' is not supported: 0.1");
   EXPECT_EQ(complaint(model("vocab", json::array())), "'model.vocab' must be an object, not []");
-  EXPECT_EQ(complaint([](json& root) { root["model"]["vocab"].erase("a"); }), "'model.vocab' has no token 'a' for the byte 97");
-  EXPECT_EQ(complaint([](json& root) { root["model"]["vocab"]["b"] = 64; }), "'model.vocab.b' has the id 64 of another token");
+  EXPECT_EQ(complaint([](json& root) { root["model"]["vocab"].erase("a"); }),
+            "'model.vocab' has no token 'a' for the byte 97");
+  EXPECT_EQ(complaint([](json& root) { root["model"]["vocab"]["b"] = 64; }),
+            "'model.vocab.b' has the id 64 of another token");
   EXPECT_EQ(complaint([](json& root) { root["model"]["vocab"]["a b"] = 999; }),
             "'model.vocab.a b' is not written in GPT-2's alphabet of bytes");
   for (const json& id : {json(-1), json(1LL << 40), json(1.5), json("1"), json(18446744073709551615u)}) {
-    EXPECT_NE(complaint([&](json& root) { root["model"]["vocab"]["a"] = id; }).find("'model.vocab.a' must be an id"), std::string::npos);
+    EXPECT_NE(complaint([&](json& root) { root["model"]["vocab"]["a"] = id; }).find("'model.vocab.a' must be an id"),
+              std::string::npos);
   }
-  EXPECT_EQ(complaint([](json& root) { root["model"]["merges"][3] = "zz y"; }), "'model.merges[3]' names 'zz', which is not in model.vocab");
+  EXPECT_EQ(complaint([](json& root) { root["model"]["merges"][3] = "zz y"; }),
+            "'model.merges[3]' names 'zz', which is not in model.vocab");
   EXPECT_EQ(complaint([](json& root) { root["model"]["merges"][3] = "ab"; }),
             "'model.merges[3]' must be two tokens with a space between, not \"ab\"");
-  EXPECT_EQ(complaint([](json& root) { root["model"]["merges"][3] = {"a", "b", "c"}; }),
+  EXPECT_EQ(complaint([](json& root) {
+              root["model"]["merges"][3] = {"a", "b", "c"};
+            }),
             "'model.merges[3]' must be a pair of tokens, not [\"a\",\"b\",\"c\"]");
-  EXPECT_EQ(complaint([](json& root) { root["normalizer"] = {{"type", "NFC"}}; }), "'normalizer' is not supported: {\"type\":\"NFC\"}");
+  EXPECT_EQ(complaint([](json& root) {
+              root["normalizer"] = {{"type", "NFC"}};
+            }),
+            "'normalizer' is not supported: {\"type\":\"NFC\"}");
   EXPECT_EQ(complaint([](json& root) { root["pre_tokenizer"]["add_prefix_space"] = true; }),
             "'pre_tokenizer.add_prefix_space' is not supported: true");
   EXPECT_EQ(complaint([](json& root) { root["pre_tokenizer"]["type"] = "Whitespace"; }),
             "'pre_tokenizer.type' must be ByteLevel or Split, not \"Whitespace\"");
-  EXPECT_EQ(complaint([](json& root) { root["added_tokens"] = json::array(); root["model"]["vocab"].erase("<|endoftext|>"); }),
+  EXPECT_EQ(complaint([](json& root) {
+              root["added_tokens"] = json::array();
+              root["model"]["vocab"].erase("<|endoftext|>");
+            }),
             "'added_tokens' has no <|endoftext|>, which stands before each document");
-  EXPECT_EQ(complaint([](json& root) { root["added_tokens"][0]["content"] = 7; }), "'added_tokens[0].content' must be a string, not 7");
+  EXPECT_EQ(complaint([](json& root) { root["added_tokens"][0]["content"] = 7; }),
+            "'added_tokens[0].content' must be a string, not 7");
   EXPECT_NE(complaint([](json& root) {
               root["pre_tokenizer"] = {{"type", "Sequence"},
                                        {"pretokenizers",
@@ -166,8 +173,21 @@ TEST_F(TokenizerJson, FilesThatAreNoJsonAreNamed) {
 
 /// Every value of the document may be replaced by every other kind of value, removed, or doubled.
 void mutate(json& root, std::mt19937& random) {
-  static const std::vector<json> kValues = {nullptr, true, -1, 0, 3, 1e300, 18446744073709551615u, "", "a", "a b", "Ġ", json::array(),
-                                            json::array({"a", "b"}), json::object(), json::object({{"type", "ByteLevel"}})};
+  static const std::vector<json> kValues = {nullptr,
+                                            true,
+                                            -1,
+                                            0,
+                                            3,
+                                            1e300,
+                                            18446744073709551615u,
+                                            "",
+                                            "a",
+                                            "a b",
+                                            "Ġ",
+                                            json::array(),
+                                            json::array({"a", "b"}),
+                                            json::object(),
+                                            json::object({{"type", "ByteLevel"}})};
   json* at = &root;
   for (int depth = 0; depth < 6 && at->is_structured() && !at->empty() && (depth == 0 || random() % 4 != 0); ++depth) {
     at = &*std::next(at->begin(), static_cast<ptrdiff_t>(random() % at->size()));

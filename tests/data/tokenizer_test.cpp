@@ -65,7 +65,8 @@ TEST(Tokenizer, KnowsThePublishedIds) {
   EXPECT_EQ(gpt2.vocab_size(), 50257);
   EXPECT_EQ(gpt2.end_of_text(), 50256);
   EXPECT_EQ(gpt2.encode(R"(Hello\nworld)"), (std::vector<int32_t>{15496, 59, 77, 6894}));
-  EXPECT_EQ(gpt2.encode(R"(He said \"hi\".\nOK)"), (std::vector<int32_t>{1544, 531, 19990, 5303, 59, 1911, 59, 77, 11380}));
+  EXPECT_EQ(gpt2.encode(R"(He said \"hi\".\nOK)"),
+            (std::vector<int32_t>{1544, 531, 19990, 5303, 59, 1911, 59, 77, 11380}));
   EXPECT_EQ(gpt2.encode(R"(caf\u00e9 \ud83d\ude00)"),
             (std::vector<int32_t>{66, 1878, 59, 84, 405, 68, 24, 3467, 463, 5999, 67, 59, 2507, 405}));
 }
@@ -84,9 +85,25 @@ TEST(Tokenizer, PartOfTheMergesIsAVocabularyOfItsOwn) {
 
 std::string random_bytes(std::mt19937& random, size_t size) {
   // Fragments of every kind of damage between fragments of text.
-  static const std::vector<std::string> kParts = {"the ", " of", "\xC3\xA9", "\xF0\x9F\x98\x80", "\xC3", "\xF0\x9F\x98", "\xFF",
-                                                  "\x80", "\xED\xA0\x80", "\xC0\xAF", "\xF4\x90\x80\x80", "\xE2\x80", "\n",
-                                                  "  ", "'s", "123", "<|endoftext|>", std::string(1, '\0'), "\xF8\x88\x80\x80\x80"};
+  static const std::vector<std::string> kParts = {"the ",
+                                                  " of",
+                                                  "\xC3\xA9",
+                                                  "\xF0\x9F\x98\x80",
+                                                  "\xC3",
+                                                  "\xF0\x9F\x98",
+                                                  "\xFF",
+                                                  "\x80",
+                                                  "\xED\xA0\x80",
+                                                  "\xC0\xAF",
+                                                  "\xF4\x90\x80\x80",
+                                                  "\xE2\x80",
+                                                  "\n",
+                                                  "  ",
+                                                  "'s",
+                                                  "123",
+                                                  "<|endoftext|>",
+                                                  std::string(1, '\0'),
+                                                  "\xF8\x88\x80\x80\x80"};
   std::string bytes;
   while (bytes.size() < size) {
     bytes += random() % 3 == 0 ? std::string(1, static_cast<char>(random())) : kParts[random() % kParts.size()];
@@ -113,7 +130,8 @@ TEST(Tokenizer, EveryByteStringComesBack) {
 TEST(Tokenizer, InvalidBytesStandAlone) {
   const Tokenizer& gpt2 = tokenizer_of(50000);
   const std::string left = "caf\xC3\xA9 au lait  ", right = " of the dead";
-  for (const std::string invalid : {"\xFF", "\xC3", "\xE2\x80", "\xED\xA0\x80", "\xC0\xAF\xC0\xAF", "\xF4\x90\x80\x80", "\x80\x80\x80"}) {
+  for (const std::string invalid :
+       {"\xFF", "\xC3", "\xE2\x80", "\xED\xA0\x80", "\xC0\xAF\xC0\xAF", "\xF4\x90\x80\x80", "\x80\x80\x80"}) {
     std::vector<int32_t> expected = gpt2.encode(left);
     const size_t before = expected.size();
     const std::vector<int32_t> after = gpt2.encode(right), all = gpt2.encode(left + invalid + right);
@@ -126,12 +144,14 @@ TEST(Tokenizer, InvalidBytesStandAlone) {
 
 TEST(Tokenizer, ValidUtf8IsWhatPythonSaysItIs) {
   const auto valid = [](std::string_view text) { return valid_utf8_prefix(text) == text.size(); };
-  for (const char* good : {"", "a", "\x7F", "\xC2\x80", "\xDF\xBF", "\xE0\xA0\x80", "\xED\x9F\xBF", "\xEE\x80\x80", "\xEF\xBF\xBF",
-                           "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF", "0123456789abcdef\xC2\x80 0123456789"}) {
+  for (const char* good :
+       {"", "a", "\x7F", "\xC2\x80", "\xDF\xBF", "\xE0\xA0\x80", "\xED\x9F\xBF", "\xEE\x80\x80", "\xEF\xBF\xBF",
+        "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF", "0123456789abcdef\xC2\x80 0123456789"}) {
     EXPECT_TRUE(valid(good)) << good;
   }
-  for (const char* bad : {"\x80", "\xBF", "\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xED\xBF\xBF", "\xF0\x8F\xBF\xBF",
-                          "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFE", "\xFF", "\xC2", "\xE1\x80", "\xF1\x80\x80", "\xE1\x80\x41"}) {
+  for (const char* bad :
+       {"\x80", "\xBF", "\xC0\x80", "\xC1\xBF", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xED\xBF\xBF", "\xF0\x8F\xBF\xBF",
+        "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFE", "\xFF", "\xC2", "\xE1\x80", "\xF1\x80\x80", "\xE1\x80\x41"}) {
     EXPECT_FALSE(valid(bad)) << bad;
     EXPECT_EQ(valid_utf8_prefix(std::string("0123456789") + bad), 10u);
   }

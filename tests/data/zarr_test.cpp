@@ -16,8 +16,8 @@ namespace {
 
 using nlohmann::json;
 
-const json kMeta = {{"zarr_format", 2}, {"shape", {100, 50}}, {"chunks", {10, 20}}, {"dtype", "<u2"}, {"compressor", nullptr},
-                    {"fill_value", 0}, {"order", "C"}, {"filters", nullptr}};
+const json kMeta = {{"zarr_format", 2},      {"shape", {100, 50}}, {"chunks", {10, 20}}, {"dtype", "<u2"},
+                    {"compressor", nullptr}, {"fill_value", 0},    {"order", "C"},       {"filters", nullptr}};
 
 std::string complaint(const std::function<void(json&)>& change) {
   json meta = kMeta;
@@ -33,7 +33,8 @@ std::string complaint(const std::function<void(json&)>& change) {
 
 TEST(ZarrMeta, ReadsWhatItWrites) {
   json meta = kMeta;
-  for (const json& compressor : {json(nullptr), json{{"id", "blosc"}, {"cname", "lz4"}, {"clevel", 5}, {"shuffle", 1}, {"blocksize", 0}}}) {
+  for (const json& compressor :
+       {json(nullptr), json{{"id", "blosc"}, {"cname", "lz4"}, {"clevel", 5}, {"shuffle", 1}, {"blocksize", 0}}}) {
     meta["compressor"] = compressor;
     const ZarrMeta parsed = ZarrMeta::parse(meta.dump(), "x");
     EXPECT_EQ(json::parse(parsed.to_json()), meta);
@@ -48,17 +49,21 @@ TEST(ZarrMeta, EveryProblemNamesItsKey) {
   EXPECT_EQ(with("order", "F"), "x/.zarray: 'order' must be \"C\", not \"F\"");
   EXPECT_EQ(complaint([](json& meta) { meta.erase("order"); }), "x/.zarray: 'order' must be \"C\", it is missing");
   EXPECT_EQ(with("filters", {{{"id", "delta"}}}), "x/.zarray: 'filters' must be null, not [{\"id\":\"delta\"}]");
-  EXPECT_EQ(with("compressor", {{"id", "gzip"}}), "x/.zarray: 'compressor' must be null or Blosc's, not {\"id\":\"gzip\"}");
+  EXPECT_EQ(with("compressor", {{"id", "gzip"}}),
+            "x/.zarray: 'compressor' must be null or Blosc's, not {\"id\":\"gzip\"}");
   EXPECT_EQ(with("chunks", {10}), "x/.zarray: 'chunks' must have 2 numbers, as shape has, not [10]");
   EXPECT_EQ(with("dimension_separator", "-"), "x/.zarray: 'dimension_separator' must be \".\" or \"/\", not \"-\"");
-  EXPECT_EQ(with("chunks", {1 << 20, 1 << 20}), "x/.zarray: 'chunks' must stay below 2147483631 bytes a chunk, not [1048576,1048576]");
-  EXPECT_EQ(with("shape", {1LL << 40, 1LL << 40}).substr(0, 62), "x/.zarray: 'shape' has more elements than a disk can hold, not");
+  EXPECT_EQ(with("chunks", {1 << 20, 1 << 20}),
+            "x/.zarray: 'chunks' must stay below 2147483631 bytes a chunk, not [1048576,1048576]");
+  EXPECT_EQ(with("shape", {1LL << 40, 1LL << 40}).substr(0, 62),
+            "x/.zarray: 'shape' has more elements than a disk can hold, not");
   for (const json& shape : {json(5), json::array(), json::array({-1, 2}), json::array({1.5, 2}), json::array({"1", 2}),
                             json::array({18446744073709551615u, 2}), json(std::vector<int>(33, 1))}) {
     EXPECT_NE(with("shape", shape).find("'shape' must be a list of 1 to 32 whole numbers"), std::string::npos) << shape;
   }
   EXPECT_NE(with("chunks", {0, 20}).find("'chunks' must be a list"), std::string::npos);
-  for (const json& dtype : {json(">u2"), json("u2"), json("<U2"), json("<u3"), json("<u16"), json(2), json({{"x", "<u2"}})}) {
+  for (const json& dtype :
+       {json(">u2"), json("u2"), json("<U2"), json("<u3"), json("<u16"), json(2), json({{"x", "<u2"}})}) {
     EXPECT_NE(with("dtype", dtype).find("'dtype' must be a little-endian number type"), std::string::npos) << dtype;
   }
 }
@@ -73,9 +78,14 @@ TEST(ZarrMeta, DamagedMetadataIsRefusedOrSane) {
     for (size_t n = 1 + random() % 3; n > 0; --n) {
       const size_t at = random() % damaged.size();
       switch (random() % 3) {
-        case 0: damaged[at] = static_cast<char>(random()); break;
-        case 1: damaged.erase(at, random() % 8); break;
-        default: damaged[at] = "0123456789-.e[]{},\""[random() % 19];
+        case 0:
+          damaged[at] = static_cast<char>(random());
+          break;
+        case 1:
+          damaged.erase(at, random() % 8);
+          break;
+        default:
+          damaged[at] = "0123456789-.e[]{},\""[random() % 19];
       }
       if (damaged.empty()) break;
     }
