@@ -103,7 +103,8 @@ extern "C" int fox_forgetting_attn_backward(const ForgettingAttnParams* params, 
   if (!params->workspace || params->workspace_bytes < needed) return fail("the workspace is too small");
   const int dim = padded_head_dim(params->head_dim), tile_rows = backward_tile_rows(dim);
   if (cudaError_t error = make_maps(*params, &args, dim)) return fail("tensor maps", error);
-  if (cudaError_t error = launch_prefix(*params, args.prefix, stream)) return fail("forgetting attention prefix", error);
+  if (cudaError_t error = launch_prefix(*params, args.prefix, stream))
+    return fail("forgetting attention prefix", error);
   if (cudaError_t error = launch_backward_preprocess(args, params->dtype, tile_rows, dim, stream))
     return fail("forgetting attention backward, preprocessing", error);
   const cudaError_t error = params->dtype == kFoxBfloat16 ? launch_for_head_size<__nv_bfloat16>(args, dim, stream)

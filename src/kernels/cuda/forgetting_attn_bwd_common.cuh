@@ -223,7 +223,8 @@ struct TileMask {
 
 enum class Exponents { kPlain, kGated, kReady };
 
-/// P of columns 8 kFrom .. 8 kTo - 1, packed to 16-bit pairs: ex2(σ s + u + b), without b for kPlain; ex2(s) for kReady.
+/// P of columns 8 kFrom .. 8 kTo - 1, packed to 16-bit pairs: ex2(σ s + u + b), without b for kPlain; ex2(s) for
+/// kReady.
 template <typename T, Exponents kKind, bool kMasked, int kFrom, int kTo, int kCount>
 __device__ __forceinline__ void probabilities(const float (&s)[kCount], uint32_t (&p)[kCount / 2], const float* u,
                                               float b0, float b1, float sigma, const TileMask& mask) {
@@ -283,7 +284,8 @@ __device__ __forceinline__ float transpose_sum(float (&v)[kGroups], int lane) {
   return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 1);
 }
 
-/// dS = P (dP - Δ) as 16-bit pairs, its sums over queries (per key) and over keys and 8 queries (per group).
+/// dS = P (dP - Δ) as 16-bit pairs, its sums over queries (per key) and over keys and 8 queries (per group). P may be
+/// the operand of a WGMMA in flight: both only read it.
 template <typename T, bool kGate, int kCount>
 __device__ __forceinline__ void score_gradient(const float (&dp)[kCount], const uint32_t (&p)[kCount / 2],
                                                uint32_t (&ds)[kCount / 2], const float* delta, float (&column)[2],
@@ -316,8 +318,8 @@ __device__ __forceinline__ void clear_rows(void* panels, int low) {
 }
 
 // --------------------------------------------------------------------------------------------------- consumers
-/// A consumer thread: keys key0 and key0 + 8, and of each tile the columns (queries) from column0 on. A warpgroup has its
-/// own 64 keys and all queries of the tile, or (kSharedKeys) all 64 keys and half of the queries.
+/// A consumer thread: keys key0 and key0 + 8, and of each tile the columns (queries) from column0 on. A warpgroup has
+/// its own 64 keys and all queries of the tile, or (kSharedKeys) all 64 keys and half of the queries.
 template <typename T, typename Tile, bool kGate>
 struct BackwardScores {
   using Shared = typename Tile::Shared;
@@ -333,7 +335,8 @@ struct BackwardScores {
   ptx::Ring<Tile::kGradientStages> d_o;     // stage of dO; dS has as many
   KeyBias key;
 
-  __device__ __forceinline__ BackwardScores(const BackwardArgs& args, const BackwardWork& work, Shared& shared, int group)
+  __device__ __forceinline__ BackwardScores(const BackwardArgs& args, const BackwardWork& work, Shared& shared,
+                                            int group)
       : a(args), w(work), smem(shared), wg(group), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32),
         key0(w.n * kN + (Tile::kSharedKeys ? 0 : wg * 64) + warp * 16 + lane / 4),
         column0(Tile::kSharedKeys ? wg * (kM / 2) : 0) {}
@@ -495,7 +498,8 @@ struct BackwardScores {
 };
 
 template <typename Consumer>
-__global__ void __launch_bounds__(kBackwardThreads, 1) forgetting_attn_bwd_kernel(const __grid_constant__ BackwardArgs a) {
+__global__ void __launch_bounds__(kBackwardThreads, 1)
+    forgetting_attn_bwd_kernel(const __grid_constant__ BackwardArgs a) {
   using Tile = typename Consumer::Layout;
   extern __shared__ __align__(1024) char raw[];
   auto& smem = *reinterpret_cast<typename Tile::Shared*>(raw);

@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kPreThreads) preprocess_kernel(const __grid_co
   const int low = a.seq_start != nullptr ? static_cast<int>(a.seq_start[b]) - a.offset : 0;
   const T* o = static_cast<const T*>(a.o.data) + b * a.o.stride_b + h * a.o.stride_h;
   const T* d_o = static_cast<const T*>(a.d_o.data) + b * a.d_o.stride_b + h * a.d_o.stride_h;
-  const double reference = a.prefix.r ? log2_prefix(a, head_row, min(tile * tile_rows, a.query_len - 1) + a.offset) : 0.;
+  const int first = min(tile * tile_rows, a.query_len - 1);
+  const double reference = a.prefix.r ? log2_prefix(a, head_row, first + a.offset) : 0.;
   float* bias = a.row_bias + row0 / tile_rows * (tile_rows + kRowTableTail);
 
   const int lane = threadIdx.x % kLanes;
@@ -76,7 +77,8 @@ __global__ void __launch_bounds__(kPreThreads) preprocess_kernel(const __grid_co
 /// dQ = scale · sum. A part of a tile (64 rows × `columns`) lies as its warpgroup's accumulators did: 16-byte word
 /// c * 128 + thread holds rows r, r + 8 of columns 8 c + 2 q, +1 (see wgmma.cuh).
 template <typename T>
-__global__ void __launch_bounds__(kPreThreads) postprocess_kernel(const __grid_constant__ BackwardArgs a, int padded_dim) {
+__global__ void __launch_bounds__(kPreThreads)
+    postprocess_kernel(const __grid_constant__ BackwardArgs a, int padded_dim) {
   extern __shared__ uint32_t staged[];  // 64 rows of pairs, 4 words of padding each
   const int tiles = (a.query_len + 63) / 64, tile64 = blockIdx.x % tiles;
   const int64_t head_row = blockIdx.x / tiles;

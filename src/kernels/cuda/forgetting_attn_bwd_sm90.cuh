@@ -2,9 +2,10 @@
 
 // Backward of forgetting attention on Hopper (SM90): dK, dV, column sums of dS, and dQ added up in float32.
 //
-//   P_ij = ex2(σ s_ij + u_i + b_j)     σ = scale·log2e, u_i = (c_i - cref_m)·log2e - LSE_i·log2e, b_j = (cref_n - c_j)·log2e
-//   dV_j = Σ_i P_ij dO_i     dS_ij = P_ij (dO_i·v_j - Δ_i)     dK_j = scale Σ_i dS_ij q_i     dQ_i = scale Σ_j dS_ij k_j
-//   dlog_f_t = Σ_{i >= t} (Σ_j dS_ij) - Σ_{j >= t} (Σ_i dS_ij)   (finished in forgetting_attn_bwd_prepost.cuh)
+//   P_ij = ex2(σ s_ij + u_i + b_j),  σ = scale·log2e, u_i = (c_i - cref_m - LSE_i)·log2e, b_j = (cref_n - c_j)·log2e,
+//   and between tile and block (cref_m - cref_n)·log2e
+//   dV_j = Σ_i P_ij dO_i,  dS_ij = P_ij (dO_i·v_j - Δ_i),  dK_j = scale Σ_i dS_ij q_i,  dQ_i = scale Σ_j dS_ij k_j
+//   dlog_f_t = Σ_{i >= t} (Σ_j dS_ij) - Σ_{j >= t} (Σ_i dS_ij)   (finished in forgetting_attn_bwd_prepost.cu)
 //
 // One CTA per block of 128 keys and KV head; K and V stay in shared memory while the query tiles at and after the
 // diagonal stream past (all query heads of the group in turn, so dK and dV are sums in registers in a fixed order).
@@ -16,16 +17,21 @@
 // warpgroups 1 and 2 compute. The tensor cores see, per tile m and in this order,
 //     dP_m, dV_m, S_{m+1}, dQ_m, dK_m
 // and the other units work under them: dS_m under dV_m, its store and the barrier between the warpgroups under S_{m+1},
-// ex2 of tile m+1 and the store of dQ_m under dQ_m and dK_m. P is kept as 16-bit pairs, which makes this order fit.
+// ex2 of tile m+1 and the store of dQ_m under dQ_m and dK_m. P is kept as 16-bit pairs, which makes this order fit. At
+// kM = 64 dP_{m+1} also starts before tile m is over, with half of ex2 under it. Tiles that need a mask, and the first
+// one, are prepared without any overlap: it keeps the masks' registers out of the loop.
 //
 // Budget, D = 64 (tile 128×128) / D = 128 (64×128), registers a consumer thread during ex2, the fullest moment:
 //     S 64/32, dQ 32/32, dK 32/64, dV 32/64, dS pairs 32/16 = 192/208 of 240; S turns into P pairs in place.
-// Shared memory: K, V 32/64 KB; Q, dO two stages each 64/64; dS two stages 64/32; dQ 32/32; tables 3 = 195 KB.
+// Shared memory: K, V 32/64 KB; Q three stages, dO two 80/80; dS two stages 64/32; dQ 32/32; tables 3 = 211 KB.
+//
+// What ptxas needs (it serialises the WGMMAs otherwise, C7512): two nested loops instead of a branch between the two
+// kinds of step, and a fresh array for every product that starts from zero.
 //
 // Gates. cref_n is c at the *last* key of the block and cref_m c at the *first* row of the query tile, so that what
 // matters (b_j, u_i near 0) is exact and what is lost is far below the last bit of P. Where tile and block overlap
-// (the diagonal) no such order exists: if c falls by more than kPreciseRange there, differences are formed from pairs of
-// floats instead.
+// (the diagonal) no such order exists: if c falls by more than kPreciseRange there, differences are formed in float64
+// instead. In the loop float64 would wait for the tensor cores, which share its pipe.
 
 #include "kernels/cuda/forgetting_attn_bwd_common.cuh"
 
@@ -61,7 +67,8 @@ struct BackwardTile {
     alignas(16) float row_bias[kQueryStages][kM + kRowTableTail];
     alignas(16) float delta[kGradientStages][kM];
     float residual[8][kM / 8];  // per consumer warp: sums of dS over groups of 8 queries
-    uint64_t k_full, v_full, q_full[kQueryStages], q_empty[kQueryStages], do_full[kGradientStages], do_empty[kGradientStages];
+    uint64_t k_full, v_full, q_full[kQueryStages], q_empty[kQueryStages];
+    uint64_t do_full[kGradientStages], do_empty[kGradientStages];
   };
 };
 
