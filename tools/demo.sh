@@ -14,10 +14,11 @@ tools/make_demo_corpus.sh $out/corpus
 for model in $models; do
   "$fox" train configs/demo/$model.toml
 done
-for model in $models; do
-  "$fox" eval loss $out/$model --data $out/corpus/test --length 1024 --stride 32 --max-tokens 20000 --first-word
-  "$fox" gates $out/$model --data $out/corpus/test --length 1024
-done
-"$fox" report $(for model in $models; do echo $out/$model; done) --out $out/report.html \
+runs=
+for model in $models; do runs="$runs $out/$model"; done
+# shellcheck disable=SC2086  # one word a run
+"$fox" eval run $runs --data $out/corpus/test --first-word --max-tokens 20000 --prompt "1Sm1:1 " "Luke24:53 "
+# shellcheck disable=SC2086
+"$fox" report $runs --out $out/report.html \
   --title "A Forgetting Transformer beyond its training length" --notes configs/demo/notes.txt
 echo "open $out/report.html"

@@ -40,8 +40,10 @@ function section(title, lead) {
   return box;
 }
 const swatch = run => element("span", { class: "swatch", style: `background:${run.colour}` });
-const fixed = (value, digits) => value === undefined || value === null ? "–" : Number(value).toFixed(digits);
-const percent = value => value === undefined || value === null ? "–" : `${(100 * value).toFixed(0)} %`;
+const known = value => value !== undefined && value !== null;
+const fixed = (value, digits) => !known(value) ? "–" : Number(value).toFixed(digits);
+const percent = value => !known(value) ? "–" : `${(100 * value).toFixed(0)} %`;
+const shortCommit = commit => commit.replace(/^([0-9a-f]{12})[0-9a-f]*/, "$1");
 const count = value => value >= 1e9 ? `${(value / 1e9).toFixed(2)} B` : value >= 1e6 ? `${(value / 1e6).toFixed(2)} M` : value >= 1e3 ? `${(value / 1e3).toFixed(1)} k` : `${value}`;
 const median = values => { const v = [...values].sort((a, b) => a - b); return v.length ? v[v.length >> 1] : undefined; };
 
@@ -65,13 +67,15 @@ function opening() {
   const scored = runs.filter(run => run.loss);
   if (scored.length) {
     const last = run => { const bins = run.loss.per_token.bins; return bins[bins.length - 1]; };
-    const line = scored.map(run => `${run.title}: ${fixed(last(run).loss, 2)}` + (last(run).difference === undefined || last(run).difference === null ? "" :
-      ` (${last(run).difference >= 0 ? "+" : "−"}${fixed(Math.abs(last(run).difference), 3)} against the last positions it was trained at)`)).join("; ");
+    // "+1.470": how much worse than where training ended; a change below the last digit is none.
+    const change = value => Math.abs(value) < 0.0005 ? "no change" : `${value > 0 ? "+" : "−"}${fixed(Math.abs(value), 3)}`;
+    const line = scored.map(run => `${run.title} ${fixed(last(run).loss, 2)}` +
+      (known(last(run).difference) ? ` (${change(last(run).difference)})` : "")).join(", ");
     const bin = last(scored[0]);
     page.append(element("p", {}, `Each model was trained on contexts of ${runs[0].context} tokens and then read held-out text in windows of ` +
-      `${scored[0].loss.per_token.length}. Loss in nats a token at positions ${bin.begin}–${bin.end}: ${line}.`));
+      `${scored[0].loss.per_token.length}. Loss in nats a token at positions ${bin.begin}–${bin.end}, and how it changed from the last positions within the training length: ${line}.`));
   }
-  page.append(element("p", { class: "soft" }, `Written by fox ${data.version} (${data.commit}). Loss is in nats a token; lower is better.`));
+  page.append(element("p", { class: "soft" }, `Written by fox ${data.version} (${shortCommit(data.commit)}). Loss is in nats a token; lower is better.`));
   if (data.notes) page.append(element("div", { class: "card note" }, element("b", {}, "Read this before the numbers"),
     element("ul", {}, ...data.notes.map(note => element("li", {}, note)))));
 }
@@ -122,7 +126,7 @@ function perTokenLoss() {
 }
 
 function firstWords() {
-  const scored = runs.filter(run => run.loss?.per_token.bins.some(bin => bin.first_word_accuracy !== undefined && bin.first_word_accuracy !== null));
+  const scored = runs.filter(run => run.loss?.per_token.bins.some(bin => known(bin.first_word_accuracy)));
   if (!scored.length) return;
   const box = section("Counting verses: accuracy on the labels that lead each line",
     "A label token lies between a line start and the first token that begins with a space. Predicting it takes a memory of the previous label, about a verse back. Loss of the two kinds of token shows where far context helps.");
@@ -132,7 +136,7 @@ function firstWords() {
   for (const run of scored) {
     const cells = field => run.loss.per_token.bins.map(bin => element("td", bin.begin >= run.context ? { class: "beyond" } : {}, field(bin)));
     rows.push([element("td", {}, swatch(run), `${run.title}: label accuracy`), ...cells(bin => percent(bin.first_word_accuracy))]);
-    if (run.loss.per_token.bins[0].first_word_loss !== undefined) {
+    if (known(run.loss.per_token.bins[0].first_word_loss)) {
       rows.push([element("td", { class: "soft" }, "loss of label tokens"), ...cells(bin => fixed(bin.first_word_loss, 3))]);
       rows.push([element("td", { class: "soft" }, "loss of all other tokens"), ...cells(bin => fixed(bin.other_loss, 3))]);
     }
@@ -167,9 +171,9 @@ function memoryLengths() {
   box.append(card);
   plot(card, gated.map(run => ({ name: run.title, mode: "markers", marker: { color: run.colour, size: 10 },
     x: run.gates.heads.map(h => `layer ${h.layer}, head ${h.head}`), y: run.gates.heads.map(h => h.memory_length), hovertemplate: "%{y:.1f} tokens" })),
-    { yaxis: { type: "log", title: { text: "memory length (tokens)" } }, xaxis: { tickangle: -30, automargin: true } });
+    { yaxis: { type: "log", dtick: 1, title: { text: "memory length (tokens)" } }, xaxis: { tickangle: -30, automargin: true } });
   for (const run of gated) {
-    const shares = run.gates.heads.map(h => h.skipped_share).filter(v => v !== null && v !== undefined);
+    const shares = run.gates.heads.map(h => h.skipped_share).filter(known);
     if (!shares.length) continue;
     box.append(element("p", { class: "soft" }, `${run.title}: over windows of ${run.gates.length} tokens pruning skips ` +
       `${percent(shares.reduce((a, b) => a + b, 0) / shares.length)} of all causal blocks (at most ${percent(run.gates.most_skippable)} can be skipped at this length).`));
@@ -193,12 +197,14 @@ function forgetMaps() {
     for (const map of run.gates.maps) {
       const head = run.gates.heads.find(h => h.layer === map.layer && h.head === map.head);
       const memory = head?.memory_length ? `, memory ${fixed(head.memory_length, 1)}` : "";
+      const pair = element("div", { class: "pair" });
+      grid.append(pair);
       for (const [kind, values] of [["F", map.forget], ["A", map.attention]]) {
         if (!values?.length) continue;
         const z = square(values);
         // Weights of a row fall over orders of magnitude: the square root keeps the small ones visible.
         const shown = kind === "A" ? z.map(row => row.map(v => v === null ? null : Math.sqrt(v))) : z;
-        plot(grid, [{ type: "heatmap", z: shown, x0: 0, dx: map.scale, y0: 0, dy: map.scale, zmin: 0, zmax: 1, colorscale: [[0, "#ffffff"], [0.5, "#7fb2d6"], [1, "#08306b"]],
+        plot(pair, [{ type: "heatmap", z: shown, x0: 0, dx: map.scale, y0: 0, dy: map.scale, zmin: 0, zmax: 1, colorscale: [[0, "#ffffff"], [0.5, "#7fb2d6"], [1, "#08306b"]],
           showscale: false, customdata: z, hovertemplate: "query %{y}, key %{x}: %{customdata:.3g}<extra></extra>" }],
           { margin: { l: 44, r: 8, t: 30, b: 30 }, hovermode: "closest", title: { text: `${kind}, layer ${map.layer} head ${map.head}${memory}`, font: { size: 12.5 } },
             yaxis: { autorange: "reversed" }, xaxis: {} }, "map");
@@ -229,7 +235,7 @@ function configurations() {
   const box = section("Configuration");
   for (const run of runs) {
     const details = element("details", { class: "card" });
-    details.append(element("summary", {}, swatch(run), `${run.title} (fox ${run.run.version}, ${run.run.commit}, seed ${run.config.train.seed}, ${run.run.threads} threads)`),
+    details.append(element("summary", {}, swatch(run), `${run.title} (fox ${run.run.version}, ${shortCommit(run.run.commit)}, seed ${run.config.train.seed}, ${run.run.threads} threads)`),
       element("pre", {}, JSON.stringify(run.config, null, 2)));
     box.append(details);
   }

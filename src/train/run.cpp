@@ -104,7 +104,7 @@ void Run::restore(const checkpoint::CheckpointEntry& entry) {
 RunOutcome Run::train(const std::optional<checkpoint::CheckpointEntry>& from) {
   if (from) restore(*from);
   const TrainerState start = trainer_.state();
-  directory_.begin(start.tokens, corpora_.identity);
+  directory_.begin(start.tokens, corpora_.identity, model_.count_parameters().total);
   metrics_ = std::make_unique<MetricsLog>(directory_.path() / "metrics.jsonl", start.step);
   if (config_.output.tensorboard) events_ = std::make_unique<EventFile>(directory_.path() / "tb", start.step);
   progress_ = std::make_unique<Progress>("train", total_steps(config_.train) * config_.train.batch_tokens, "tokens");

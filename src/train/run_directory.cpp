@@ -88,7 +88,7 @@ RunDirectory::RunDirectory(const RunConfig& config, const std::optional<fs::path
   if (!recorded.empty()) init_from_ = recorded;
 }
 
-void RunDirectory::begin(int64_t tokens, const json& data) {
+void RunDirectory::begin(int64_t tokens, const json& data, int64_t parameters) {
   if (run_.contains("data") && run_["data"] != data) {
     throw Error(fmt::format("the text of the run in {} has changed since it was started: {} then, {} now",
                             path_.string(), run_["data"].dump(), data.dump()),
@@ -106,6 +106,7 @@ void RunDirectory::begin(int64_t tokens, const json& data) {
   }
   run_["config"] = config_.to_json();
   run_["data"] = data;
+  run_["parameters"] = parameters;
   run_["sessions"].push_back(session);
   write_file_atomically(path_ / "run.toml", config_.to_toml());
   write_file_atomically(path_ / "run.json", run_.dump(2) + "\n");

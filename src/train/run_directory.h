@@ -31,9 +31,9 @@ class RunDirectory {
   const std::filesystem::path& path() const { return path_; }
   const std::optional<std::filesystem::path>& init_from() const { return init_from_; }
 
-  /// Notes in run.json that training starts or goes on at `tokens` with this data (any JSON that identifies it). Throws
-  /// fox::Error when an existing run was started on other data.
-  void begin(int64_t tokens, const nlohmann::json& data);
+  /// Notes in run.json that training starts or goes on at `tokens` with this data (any JSON that identifies it) and
+  /// this many parameters. Throws fox::Error when an existing run was started on other data.
+  void begin(int64_t tokens, const nlohmann::json& data, int64_t parameters);
 
  private:
   std::filesystem::path path_;
