@@ -182,8 +182,10 @@ void check_model(const SafetensorsFile& file, const ModelConfig& config) {
     expect_as_good_as_naive(ours32.grads.at(name), naive32.grads.at(name), expected,
                             "gradient of " + name + " in float32");
   }
-  for (const auto& [name, grad] : ours.grads)
-    EXPECT_TRUE(grads.contains(name)) << name << " is learnt here but not there";
+  for (const auto& [name, grad] : ours.grads) {
+    const bool unused = grad.count_nonzero().item<int64_t>() == 0;  // lower bounds that are not applied
+    EXPECT_TRUE(grads.contains(name) || unused) << name << " is learnt here but not there";
+  }
 }
 
 // ---- training

@@ -3,22 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
+#include <map>
 
 #include "base/error.h"
 #include "base/nearest.h"
 #include "config/key_reader.h"
+#include "config/model_keys.h"
 
 namespace fox {
 namespace {
 
-// Far beyond any model, but small enough that products of three sizes stay within int64.
-const Range kCount = Range::between(1, 1 << 20);
-const Range kVocab = Range::between(1, 1 << 30);
-
-const std::vector<std::string> kGateNames{"full", "bias_only", "fixed", "none"};
-
-const std::vector<std::string> kModelTypes{"forgetting_transformer-project_fox", "transformer-project_fox"};
+const std::vector<std::string> kModelTypes{"forgetting_transformer-project_fox", "transformer-project_fox",
+                                           "hgrn2-project_fox"};
 
 // What transformers itself writes into a config.json; none of it changes what a model computes.
 const std::vector<std::string> kTransformersKeys{"architectures",
@@ -80,112 +77,6 @@ const std::vector<std::string> kTransformersKeys{"architectures",
                                                  "begin_suppress_tokens",
                                                  "tf_legacy_loss"};
 
-// A config.json key in both directions. `visit` below lists the keys once; reading and writing follow that list.
-struct Reading {
-  KeyReader& reader;
-
-  template <typename T>
-  void operator()(const std::string& key, T& value, Range range) {
-    reader.read(key, value, range);
-  }
-  void operator()(const std::string& key, bool& value) { reader.read(key, value); }
-  void choice(const std::string& key, std::string& value, const std::vector<std::string>& choices) {
-    reader.read_choice(key, value, choices);
-  }
-  void gate(const std::string& key, GateType& value) {
-    std::string name = kGateNames[static_cast<size_t>(value)];
-    reader.read_choice(key, name, kGateNames);
-    value = static_cast<GateType>(std::find(kGateNames.begin(), kGateNames.end(), name) - kGateNames.begin());
-  }
-  /// A published key of which one value is built.
-  void only(const std::string& key, bool built) {
-    bool value = built;
-    reader.read(key, value);
-    if (value != built) reader.fail(key, fmt::format("must be {}", built), "the other value is not supported");
-  }
-  /// A published key that chooses between equivalent computations.
-  void ignored(const std::string& key, bool) {
-    bool value = false;
-    reader.read(key, value);
-  }
-};
-
-struct Writing {
-  nlohmann::json& json;
-
-  template <typename T>
-  void operator()(const std::string& key, const std::optional<T>& value, Range) {
-    json[key] = value ? nlohmann::json(*value) : nlohmann::json(nullptr);
-  }
-  template <typename T>
-  void operator()(const std::string& key, const T& value, Range) {
-    json[key] = value;
-  }
-  void operator()(const std::string& key, bool value) { json[key] = value; }
-  void choice(const std::string& key, const std::string& value, const std::vector<std::string>&) { json[key] = value; }
-  void gate(const std::string& key, GateType value) { json[key] = kGateNames[static_cast<size_t>(value)]; }
-  void only(const std::string& key, bool built) { json[key] = built; }
-  void ignored(const std::string& key, bool usual) { json[key] = usual; }
-};
-
-template <typename Visitor>
-void visit_common(ModelConfig& c, Visitor& key) {
-  key("vocab_size", c.vocab_size, kVocab);
-  key("hidden_size", c.hidden_size, kCount);
-  key("num_hidden_layers", c.num_hidden_layers, kCount);
-  key("initializer_range", c.initializer_range, Range::at_least(0));
-  key("tie_word_embeddings", c.tie_word_embeddings);
-  key("bos_token_id", c.bos_token_id, Range::at_least(0));
-  key("eos_token_id", c.eos_token_id, Range::at_least(0));
-  key.ignored("fuse_cross_entropy", true);
-}
-
-template <typename Visitor>
-void visit_mlp(ModelConfig& c, Visitor& key) {
-  std::string act = "swish";
-  key("hidden_ratio", c.hidden_ratio, Range::between(1e-3, 1e3));
-  key("intermediate_size", c.intermediate_size, kCount);
-  key.choice("hidden_act", act, {"swish", "silu"});  // two names of one function
-  key("norm_eps", c.norm_eps, Range::at_least(0));
-  key.only("elementwise_affine", true);
-  key.ignored("fuse_norm", true);
-}
-
-template <typename Visitor>
-void visit_attention(ModelConfig& c, Visitor& key) {
-  key("num_heads", c.num_heads, kCount);
-  key("num_kv_heads", c.num_kv_heads, kCount);
-  key("window_size", c.window_size, Range::at_least(1));
-  key("max_position_embeddings", c.max_position_embeddings, Range::at_least(1));
-  key("use_rope", c.use_rope);
-  key("rope_base", c.rope_base, Range::above(0));
-  key.only("attention_bias", false);
-}
-
-template <typename Visitor>
-void visit_fox(ModelConfig& c, Visitor& key) {
-  key.gate("fgate_type", c.fgate_type);
-  key("fgate_bias_init", c.fgate_bias_init);
-  key("decay_time_min", c.decay_time_min, Range::above(0));
-  key("decay_time_max", c.decay_time_max, Range::above(0));
-  key("use_output_gate", c.use_output_gate);
-  key.choice("ogate_act", c.ogate_act, {"sigmoid", "silu"});
-  key("use_output_norm", c.use_output_norm);
-  key("qk_norm", c.qk_norm);
-  key("qk_norm_share_param_across_head", c.qk_norm_share_param_across_head);
-  key("use_k_shift", c.use_k_shift);
-  key("use_v_shift", c.use_v_shift);
-  key("log_pruning_tolerance", c.log_pruning_tolerance, Range{.max = 0});
-}
-
-template <typename Visitor>
-void visit(ModelConfig& c, Visitor& key) {
-  visit_common(c, key);
-  visit_mlp(c, key);
-  visit_attention(c, key);
-  if (c.kind() == "forgetting_transformer") visit_fox(c, key);
-}
-
 void check_attention(const ModelConfig& c, const KeyReader& reader) {
   if (c.hidden_size % c.num_heads != 0) {
     reader.fail("num_heads", fmt::format("= {} does not divide hidden_size = {}", c.num_heads, c.hidden_size),
@@ -213,18 +104,90 @@ void check_gate(const ModelConfig& c, const KeyReader& reader) {
   }
 }
 
+void check_hgrn2(const ModelConfig& c, const KeyReader& reader) {
+  if (c.hidden_size % c.expand_ratio != 0) {
+    reader.fail("expand_ratio", fmt::format("= {} does not divide hidden_size = {}", c.expand_ratio, c.hidden_size),
+                "it is the number of channels of a head; the heads share the width equally");
+  }
+  if (c.apply_lower_bound && !c.use_lower_bound) {
+    reader.fail("apply_lower_bound", "needs use_lower_bound", "set use_lower_bound to true");
+  }
+}
+
+void check_mamba2(const ModelConfig& c, const KeyReader& reader) {
+  if (c.num_heads * c.ssm_head_dim != c.inner_width()) {
+    reader.fail("num_heads",
+                fmt::format("* head_dim = {} * {} is not expand * hidden_size = {}", c.num_heads, c.ssm_head_dim,
+                            c.inner_width()),
+                "the heads share the inner width equally");
+  }
+  if (c.time_step_limit.size() != 2 || c.time_step_limit[0] > c.time_step_limit[1]) {
+    reader.fail("time_step_limit", "must be two numbers, the smaller first", "the default is [0, Infinity]");
+  }
+}
+
+void check_time_steps(const ModelConfig& c, const KeyReader& reader) {
+  if (c.time_step_min > c.time_step_max) {
+    reader.fail("time_step_min", fmt::format("= {} is above time_step_max = {}", c.time_step_min, c.time_step_max));
+  }
+}
+
+void check(const ModelConfig& c, const KeyReader& reader) {
+  const std::string kind = c.kind();
+  if (kind == "hgrn2") return check_hgrn2(c, reader);
+  if (kind == "mamba2" || kind == "samba") check_time_steps(c, reader);
+  if (kind == "mamba2") return check_mamba2(c, reader);
+  if (kind == "samba" && !c.hybrid_attention) return;
+  check_attention(c, reader);
+  check_gate(c, reader);
+}
+
 // transformers names the class that a config belongs to.
 std::string architecture(const std::string& kind) {
-  return kind == "forgetting_transformer" ? "ForgettingTransformerForCausalLM" : "TransformerForCausalLM";
+  static const std::map<std::string, std::string> names{{"forgetting_transformer", "ForgettingTransformer"},
+                                                        {"transformer", "Transformer"},
+                                                        {"hgrn2", "HGRN2"},
+                                                        {"delta_net", "DeltaNet"},
+                                                        {"mamba2", "Mamba2"},
+                                                        {"samba", "Samba"}};
+  return names.at(kind) + "ForCausalLM";
+}
+
+// The class defaults that differ from model type to model type.
+void set_defaults(ModelConfig& c) {
+  const std::string kind = c.kind();
+  c.use_rope = kind == "transformer" || kind == "samba";
+  if (kind == "delta_net") c.num_heads = 16;
+  if (kind == "mamba2") {
+    c.num_heads = 64;
+    c.num_hidden_layers = 48;
+    c.norm_eps = 1e-5;
+    c.initializer_range = 0.1;
+  }
+  if (kind == "samba") {
+    c.hidden_size = 2304;
+    c.num_hidden_layers = 18;
+    c.state_size = 16;
+    c.norm_eps = 1e-5;
+  }
+}
+
+// Infinity bounds as little as the largest number, which JSON can write.
+void make_finite(std::vector<double>& limits) {
+  for (double& limit : limits) limit = std::min(limit, std::numeric_limits<double>::max());
 }
 
 }  // namespace
 
 std::string ModelConfig::kind() const { return model_type.substr(0, model_type.find('-')); }
 
-int64_t ModelConfig::mlp_width() const {
-  if (intermediate_size) return *intermediate_size;
-  const auto wanted = static_cast<int64_t>(static_cast<double>(hidden_size) * hidden_ratio * 2 / 3);
+int64_t ModelConfig::mlp_width(int64_t layer) const {
+  if (kind() == "mamba2") return 0;
+  const bool samba = kind() == "samba";
+  // Samba's class writes the inner width of its Mamba layers under this key; its MLPs follow the ratios then.
+  if (intermediate_size && !(samba && *intermediate_size == inner_width())) return *intermediate_size;
+  const double ratio = !samba ? hidden_ratio : is_samba_attention(layer) ? attn_hidden_ratio : mamba_hidden_ratio;
+  const auto wanted = static_cast<int64_t>(static_cast<double>(hidden_size) * ratio * 2 / 3);
   return 256 * ((wanted + 255) / 256);
 }
 
@@ -244,13 +207,14 @@ ModelConfig ModelConfig::from_json(const nlohmann::json& json, const std::string
     reader.fail("model_type", fmt::format("\"{}\" is not a model type that is built", config.model_type),
                 suggest(config.model_type, kModelTypes));
   }
-  config.use_rope = config.kind() == "transformer";
+  set_defaults(config);
   Reading reading{reader};
   visit(config, reading);
   reader.accept(kTransformersKeys);
+  if (config.kind() == "mamba2") reader.accept({"intermediate_size"});  // there is no MLP
   reader.finish();
-  check_attention(config, reader);
-  check_gate(config, reader);
+  make_finite(config.time_step_limit);
+  check(config, reader);
   return config;
 }
 

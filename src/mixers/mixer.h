@@ -26,7 +26,12 @@ class Mixer {
   virtual double extra_flops_per_token(int64_t context) const = 0;
 };
 
+/// Parameters that belong to no layer; the model lists them, mixers read them.
+struct SharedParameters {
+  at::Tensor lower_bounds;  ///< (layers, C), HGRN2 with use_lower_bound; else undefined
+};
+
 /// The only list of mixers: builds layer `layer` of a model with `config`.
-std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer);
+std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer, const SharedParameters& shared);
 
 }  // namespace fox::mixers

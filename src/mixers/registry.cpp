@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "mixers/forgetting_attn.h"
+#include "mixers/hgrn2.h"
 #include "mixers/mixer.h"
 
 namespace fox::mixers {
@@ -15,10 +16,11 @@ std::unique_ptr<Mixer> make_attention(ModelConfig config, int64_t layer) {
 
 }  // namespace
 
-std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer) {
+std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer, const SharedParameters& shared) {
   const auto kind = config.kind();
   if (kind == "forgetting_transformer") return std::make_unique<ForgettingAttn>(config, layer);
   if (kind == "transformer") return make_attention(config, layer);
+  if (kind == "hgrn2") return std::make_unique<Hgrn2>(config, layer, shared);
   throw Error(fmt::format("model_type \"{}\" is not built", config.model_type));
 }
 

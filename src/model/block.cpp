@@ -2,32 +2,56 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <cmath>
+
+#include "model/names.h"
+
 namespace fox::model {
 
-Block::Block(const ModelConfig& config, int64_t layer)
-    : mixer_norm_(config.hidden_size, config.norm_eps),
-      mlp_norm_(config.hidden_size, config.norm_eps),
-      mixer_(mixers::make_mixer(config, layer)),
-      mlp_(config.hidden_size, config.mlp_width()) {}
+Block::Block(const ModelConfig& config, int64_t layer, const mixers::SharedParameters& shared)
+    : config_(config),
+      mixer_norm_(config.hidden_size, config.norm_eps),
+      mixer_(mixers::make_mixer(config, layer, shared)) {
+  const int64_t mlp_width = config.mlp_width(layer);
+  if (mlp_width == 0) return;
+  mlp_norm_.emplace(config.hidden_size, config.norm_eps);
+  mlp_.emplace(config.hidden_size, mlp_width);
+}
 
 at::Tensor Block::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence, nn::CacheSlot* slot,
                           at::ScalarType compute) {
   const auto mixed_BTC = x_BTC + mixer_->forward(mixer_norm_.forward(x_BTC).to(compute), sequence, slot);
-  return mixed_BTC + mlp_.forward(mlp_norm_.forward(mixed_BTC).to(compute));
+  if (!mlp_) return mixed_BTC;
+  return mixed_BTC + mlp_->forward(mlp_norm_->forward(mixed_BTC).to(compute));
 }
 
 void Block::collect(const std::string& prefix, nn::Parameters& out) {
-  mixer_norm_.collect(prefix + "attn_norm.", out);
-  mixer_->collect(prefix + "attn.", out);
-  mlp_norm_.collect(prefix + "mlp_norm.", out);
-  mlp_.collect(prefix + "mlp.", out);
+  const Names names = names_of(config_);
+  mixer_norm_.collect(prefix + names.mixer_norm, out);
+  mixer_->collect(prefix + names.mixer, out);
+  if (!mlp_) return;
+  mlp_norm_->collect(prefix + "mlp_norm.", out);
+  mlp_->collect(prefix + "mlp.", out);
 }
 
-void Block::init(double std) {
+void Block::init() {
   mixer_norm_.init();
   mixer_->init();
-  mlp_norm_.init();
-  mlp_.init(std);
+  if (mlp_) init_mlp();
+}
+
+void Block::init_mlp() {
+  const std::string kind = config_.kind();
+  const double residual = 1 / std::sqrt(2.0 * static_cast<double>(config_.num_hidden_layers));  // two branches a layer
+  mlp_norm_->init();
+  if (kind == "samba") {
+    mlp_->gate_proj.init_default();
+    mlp_->down_proj.init_default(config_.rescale_prenorm_residual ? residual : 1);
+    return;
+  }
+  const bool rescaled = kind == "hgrn2" || kind == "delta_net";
+  mlp_->gate_proj.init(config_.initializer_range);
+  mlp_->down_proj.init(config_.initializer_range * (rescaled ? residual : 1));
 }
 
 }  // namespace fox::model

@@ -10,22 +10,27 @@
 
 namespace fox::model {
 
-/// One pre-norm layer: x + mixer(norm(x)), then x + mlp(norm(x)). The residual stream keeps its own dtype; the two
-/// branches compute in `compute`.
+/// One pre-norm layer: x + mixer(norm(x)), then x + mlp(norm(x)) where the model has MLPs (all but Mamba-2). The
+/// residual stream keeps its own dtype; the branches compute in `compute`.
 class Block {
  public:
-  Block(const ModelConfig& config, int64_t layer);
+  Block(const ModelConfig& config, int64_t layer, const mixers::SharedParameters& shared);
 
   at::Tensor forward(const at::Tensor& x_BTC, const nn::Sequence& sequence, nn::CacheSlot* slot,
                      at::ScalarType compute);
+  /// Parameters by their published names, led by `prefix` (ends with '.').
   void collect(const std::string& prefix, nn::Parameters& out);
-  void init(double std);
+  void init();
   const mixers::Mixer& mixer() const { return *mixer_; }
 
  private:
-  nn::RmsNorm mixer_norm_, mlp_norm_;
+  void init_mlp();
+
+  ModelConfig config_;
+  nn::RmsNorm mixer_norm_;
   std::unique_ptr<mixers::Mixer> mixer_;
-  nn::SwigluMlp mlp_;
+  std::optional<nn::RmsNorm> mlp_norm_;
+  std::optional<nn::SwigluMlp> mlp_;
 };
 
 }  // namespace fox::model

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "model/block.h"
+#include "model/names.h"
 #include "nn/embedding.h"
 #include "nn/linear.h"
 #include "nn/norm.h"
@@ -39,12 +40,15 @@ class SeededDraws {
 };
 
 // What a batch must be like before anything is computed from it. With a cache, the padding of the first chunk is kept.
-nn::Sequence continued(const at::Tensor& ids_BT, nn::Sequence sequence, Cache* cache) {
+nn::Sequence continued(const at::Tensor& ids_BT, nn::Sequence sequence, Cache* cache, const void* owner) {
   if (ids_BT.dim() != 2 || ids_BT.size(1) == 0) {
     throw Error(fmt::format("token ids have {} dimensions and {} elements", ids_BT.dim(), ids_BT.numel()),
                 "they are (batch, time), with at least one token");
   }
   if (!cache) return sequence;
+  if (cache->owner != owner) {
+    throw Error("the cache belongs to another model", "continue it with the model whose make_cache() made it");
+  }
   if (sequence.cu_seqlens)
     throw Error("packed documents cannot continue a cache", "give each document a row of its own");
   if (sequence.seq_start && cache->length > 0) {
@@ -65,14 +69,21 @@ struct LanguageModel::Impl {
         norm(config.hidden_size, config.norm_eps),
         lm_head(config.tie_word_embeddings ? 0 : config.hidden_size,
                 config.tie_word_embeddings ? 0 : config.vocab_size) {
-    for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-      blocks.push_back(std::make_unique<Block>(config, layer));
+    if (config.kind() == "hgrn2" && config.use_lower_bound) {
+      shared.lower_bounds = at::empty({config.num_hidden_layers, config.hidden_size}, at::kFloat);
     }
-    embeddings.collect("model.embeddings.", parameters);
     for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-      blocks[layer]->collect(fmt::format("model.layers.{}.", layer), parameters);
+      blocks.push_back(std::make_unique<Block>(config, layer, shared));
     }
-    norm.collect("model.norm.", parameters);
+    const Names names = names_of(config);
+    embeddings.collect(names.root + "embeddings.", parameters);
+    if (shared.lower_bounds.defined()) {
+      parameters.push_back({names.root + "lower_bounds", shared.lower_bounds, /*decay=*/false});
+    }
+    for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+      blocks[layer]->collect(fmt::format("{}layers.{}.", names.root, layer), parameters);
+    }
+    norm.collect(names.root + names.last_norm, parameters);
     if (config.tie_word_embeddings) {
       lm_head.weight = embeddings.weight;
     } else {
@@ -84,6 +95,7 @@ struct LanguageModel::Impl {
 
   ModelConfig config;
   nn::Embedding embeddings;
+  mixers::SharedParameters shared;
   std::vector<std::unique_ptr<Block>> blocks;
   nn::RmsNorm norm;
   nn::Linear lm_head;
@@ -102,13 +114,19 @@ void LanguageModel::init(uint64_t seed) {
   const SeededDraws draws(seed);
   const double std = impl_->config.initializer_range;
   impl_->embeddings.init(std);
-  for (auto& block : impl_->blocks) block->init(std);
+  if (impl_->shared.lower_bounds.defined()) {
+    at::NoGradGuard no_grad;
+    impl_->shared.lower_bounds.zero_();
+  }
+  for (auto& block : impl_->blocks) block->init();
   impl_->norm.init();
-  if (!impl_->config.tie_word_embeddings) impl_->lm_head.init(std);
+  if (impl_->config.tie_word_embeddings) return;
+  const std::string kind = impl_->config.kind();
+  kind == "mamba2" || kind == "samba" ? impl_->lm_head.init_default() : impl_->lm_head.init(std);
 }
 
 at::Tensor LanguageModel::hidden(const at::Tensor& ids_BT, const nn::Sequence& sequence_in, Cache* cache) {
-  const auto sequence = continued(ids_BT, sequence_in, cache);
+  const auto sequence = continued(ids_BT, sequence_in, cache, impl_.get());
   // A cache is memory of the past, overwritten as it grows: no gradient passes through it.
   const at::AutoGradMode grad_mode(cache == nullptr && at::GradMode::is_enabled());
   auto x_BTC = impl_->embeddings.forward(ids_BT);
@@ -138,6 +156,7 @@ Loss LanguageModel::loss(const at::Tensor& ids_BT, const at::Tensor& labels_BT, 
 
 Cache LanguageModel::make_cache() const {
   Cache cache;
+  cache.owner = impl_.get();
   for (const auto& block : impl_->blocks) cache.slots.push_back(block->mixer().make_slot());
   return cache;
 }

@@ -14,6 +14,7 @@ class Block;
 /// What a model remembers of the tokens it was given: one slot a layer.
 struct Cache {
   std::vector<std::unique_ptr<nn::CacheSlot>> slots;
+  const void* owner = nullptr;          ///< the model that made it; no other may continue it
   int64_t length = 0;                   ///< tokens seen, padding included
   std::optional<at::Tensor> seq_start;  ///< left padding of the first chunk, kept for all later ones
 };

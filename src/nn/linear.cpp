@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <cmath>
+
 namespace fox::nn {
 
 Linear::Linear(int64_t in_features, int64_t out_features, bool with_bias)
@@ -20,6 +22,14 @@ void Linear::init(double std) {
   weight.normal_(0, std);
   if (bias.defined()) bias.zero_();
 }
+
+void Linear::init_uniform(double bound) {
+  at::NoGradGuard no_grad;
+  weight.uniform_(-bound, bound);
+  if (bias.defined()) bias.zero_();
+}
+
+void Linear::init_default(double factor) { init_uniform(factor / std::sqrt(static_cast<double>(weight.size(1)))); }
 
 void Linear::collect(const std::string& prefix, Parameters& out) const {
   out.push_back({prefix + "weight", weight, true});

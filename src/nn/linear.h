@@ -19,6 +19,10 @@ struct Linear {
   at::Tensor forward(const at::Tensor& x) const;
   /// Weight N(0, std) from ATen's default generator, bias 0.
   void init(double std);
+  /// Weight U(-bound, bound), bias 0.
+  void init_uniform(double bound);
+  /// PyTorch's default for weights, U(-1/√in, 1/√in), times `factor`; bias 0.
+  void init_default(double factor = 1);
   /// Appends `prefix` + "weight" (decays) and `prefix` + "bias" (does not).
   void collect(const std::string& prefix, Parameters& out) const;
 };

@@ -118,6 +118,36 @@ TEST(ModelConfig, NamesWhatIsWrong) {
   EXPECT_EQ(complaint(json::array()), "config.json must be an object of keys and values, not [] | ");
 }
 
+// The published HGRN2 760M configuration, and what does not fit.
+TEST(ModelConfig, Hgrn2) {
+  auto published = json::parse(R"({
+    "architectures": ["HGRN2ForCausalLM"], "attn_mode": "chunk", "bos_token_id": null, "conv_size": 4,
+    "elementwise_affine": true, "eos_token_id": null, "expand_ratio": 128, "fuse_cross_entropy": true,
+    "hidden_act": "swish", "hidden_ratio": 4, "hidden_size": 1536, "initializer_range": 0.02,
+    "intermediate_size": null, "max_position_embeddings": 2048, "model_type": "hgrn2-project_fox", "norm_eps": 1e-06,
+    "num_heads": null, "num_hidden_layers": 24, "tie_word_embeddings": false, "torch_dtype": "float32",
+    "transformers_version": "4.44.0", "use_cache": true, "use_lower_bound": true, "use_short_conv": false,
+    "vocab_size": 50257})");
+  const auto written = ModelConfig::from_json(published).to_json();
+  published.erase("torch_dtype");
+  published.erase("transformers_version");
+  published["apply_lower_bound"] = false;  // ours: the published code has the parameter and ignores it
+  EXPECT_EQ(written, published);
+
+  const json hgrn2{{"model_type", "hgrn2-project_fox"}, {"hidden_size", 96}};
+  const auto with = [&](const std::string& key, const json& value) {
+    json config = hgrn2;
+    config[key] = value;
+    return complaint(config);
+  };
+  EXPECT_EQ(with("expand_ratio", 36),
+            "config.json: 'expand_ratio' = 36 does not divide hidden_size = 96 | "
+            "it is the number of channels of a head; the heads share the width equally");
+  EXPECT_EQ(with("num_heads", 4), "config.json: 'num_heads' must be null | other values are not supported");
+  EXPECT_EQ(with("use_short_conv", true),
+            "config.json: 'use_short_conv' must be false | the other value is not supported");
+}
+
 // Keys of one model type are unknown to another: a gate in a plain transformer is a mistake, not a wish.
 TEST(ModelConfig, RefusesKeysOfAnotherModelType) {
   EXPECT_EQ(complaint({{"model_type", "transformer-project_fox"}, {"qk_norm", true}}).substr(0, 44),

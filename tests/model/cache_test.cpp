@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "model/language_model.h"
 #include "support/errors.h"
+#include "support/op_check.h"
 #include "support/small_models.h"
 
 namespace fox::model {
@@ -138,6 +139,8 @@ TEST_P(CacheTest, MisuseIsRefused) {
   EXPECT_THROW(model_.logits(ids(1, 4, 7), padded, &cache), Error);
   EXPECT_THROW(model_.logits(ids(1, 4, 7).narrow(1, 0, 0), {}, &cache), Error);
   EXPECT_THROW(model_.logits(ids(1, 4, 7)[0]), Error);
+  auto other = test::random_model(GetParam(), 3);
+  test::expect_error([&] { other.logits(ids(1, 4, 7), {}, &cache); }, {"belongs to another model", "make_cache()"});
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryMixer, CacheTest, testing::ValuesIn(test::small_models()),

@@ -37,6 +37,15 @@ LanguageModel published(const std::string& kind, bool pro, const Size& size, jso
   return LanguageModel(ModelConfig::from_json(config));
 }
 
+json sized(const std::string& kind, const Size& size, const json& more) {
+  json config{{"model_type", kind + "-project_fox"},
+              {"hidden_size", size.width},
+              {"num_hidden_layers", size.layers}};
+  config.update(more);
+  return config;
+}
+json hgrn2(const Size& size) { return sized("hgrn2", size, {{"expand_ratio", 128}}); }
+
 // arXiv 2503.02130, Table 6, to the last parameter; N leaves out the input embedding of 50257 x width.
 TEST(LanguageModel, CountsThePublishedParameters) {
   const json no_gate{{"fgate_type", "none"}, {"use_rope", true}};
@@ -60,6 +69,15 @@ TEST(LanguageModel, CountsThePublishedParameters) {
   check(published("transformer", false, k760M), 756'747'264);
 }
 
+TEST(LanguageModel, CountsTheParametersOfTheComparisonSystems) {
+  const auto check = [](const json& config, int64_t expected) {
+    EXPECT_EQ(LanguageModel(ModelConfig::from_json(config)).count_parameters().non_embedding, expected) << config;
+  };
+  check(hgrn2(k125M), 123'569'664);
+  check(hgrn2(k360M), 359'843'840);
+  check(hgrn2(k760M), 756'820'992);
+}
+
 TEST(LanguageModel, CountsThePublishedFlops) {
   const auto check = [](const LanguageModel& model, double expected) {
     EXPECT_NEAR(model.flops_per_token(16384), expected, 0.01e9);
@@ -67,6 +85,7 @@ TEST(LanguageModel, CountsThePublishedFlops) {
   check(published("forgetting_transformer", true, k760M), 2.727e9);  // printed as 2.72e9
   check(published("forgetting_transformer", false, k760M), 2.72e9);
   check(published("transformer", false, k760M), 2.72e9);
+  check(LanguageModel(ModelConfig::from_json(hgrn2(k760M))), 1.54e9);
   // A window of w keys is 4 w d a layer and token once the context is long.
   const auto windowed = published("transformer", false, k760M, {{"window_size", 2048}});
   const double n = 2.0 * static_cast<double>(windowed.count_parameters().non_embedding);
@@ -111,6 +130,33 @@ TEST(LanguageModel, InitialisesAsPublished) {
     const double n = static_cast<double>(x.numel());
     EXPECT_LE(std::abs(x.mean().item<double>()), 5 * 0.02 / std::sqrt(n)) << parameter.name;
     EXPECT_NEAR(x.std().item<double>(), 0.02, 5 * 0.02 / std::sqrt(2 * n)) << parameter.name;
+  }
+}
+
+// A uniform distribution on ±bound: nothing outside, and the spread that belongs to it.
+void expect_uniform(const at::Tensor& x, double bound, const std::string& what) {
+  EXPECT_LE(x.abs().max().item<double>(), bound * (1 + 1e-6)) << what;
+  const double n = static_cast<double>(x.numel());
+  EXPECT_NEAR(x.to(at::kDouble).std().item<double>(), bound / std::sqrt(3.0), 5 * bound / std::sqrt(n)) << what;
+}
+void expect_normal(const at::Tensor& x, double std, const std::string& what) {
+  EXPECT_NEAR(x.to(at::kDouble).std().item<double>(), std, 5 * std / std::sqrt(2.0 * x.numel())) << what;
+}
+
+TEST(LanguageModel, Hgrn2InitialisesAsPublished) {
+  LanguageModel model(ModelConfig::from_json(small_config("hgrn2", {{"hidden_size", 128}, {"expand_ratio", 64}})));
+  model.init(5);
+  for (const auto& [name, x, decay, trainable] : model.parameters()) {
+    if (name.ends_with("norm.weight")) {
+      EXPECT_TRUE(at::all(x == 1).item<bool>()) << name;
+    } else if (name.ends_with("lower_bounds")) {
+      EXPECT_TRUE(at::all(x == 0).item<bool>());
+      EXPECT_FALSE(decay);
+    } else if (name.find(".attn.") != std::string::npos) {
+      expect_uniform(x, std::pow(2.0, -2.5) * std::sqrt(6.0 / 256), name);
+    } else {
+      expect_normal(x, name.ends_with("down_proj.weight") ? 0.02 / 2 : 0.02, name);  // √(2 · 2 layers) = 2
+    }
   }
 }
 
@@ -199,7 +245,8 @@ TEST(LanguageModel, Bfloat16ActivationsKeepFloat32Masters) {
     EXPECT_NEAR(loss.total.item<double>(), exact, 0.02 * exact) << small.name;
     loss.total.backward();
     for (const auto& parameter : model.parameters()) {
-      if (!parameter.trainable) continue;
+      // Lower bounds that are not applied have no gradient.
+      if (!parameter.trainable || (parameter.name.ends_with("lower_bounds") && small.name == "hgrn2")) continue;
       EXPECT_EQ(parameter.tensor.grad().scalar_type(), at::kFloat) << small.name << " " << parameter.name;
       EXPECT_TRUE(parameter.tensor.grad().isfinite().all().item<bool>()) << small.name << " " << parameter.name;
     }

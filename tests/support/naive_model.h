@@ -3,20 +3,15 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+
+#include "support/naive_layers.h"
+#include "support/naive_recurrent.h"
 
 // The executable specification (tests/spec/reference.py) once more, in ATen: whole T x T matrices, a loop over time for
 // recurrences, no operator of ours. What it reaches in float32 is what float32 can be expected to reach.
 namespace fox::naive {
-
-using Weights = std::map<std::string, at::Tensor>;
-using Config = nlohmann::json;
-
-inline at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  return x * at::rsqrt(x.square().mean(-1, true) + eps) * weight;
-}
 
 inline at::Tensor group_rms_norm(const at::Tensor& x, const at::Tensor& weight, int64_t groups, double eps) {
   const auto y = x.unflatten(-1, {groups, -1});
@@ -107,18 +102,38 @@ inline at::Tensor swiglu_mlp(const Weights& w, const std::string& p, const at::T
   return at::linear(at::silu(half[0]) * half[1], w.at(p + "down_proj.weight"));
 }
 
+inline at::Tensor mixer(const Config& c, const Weights& w, const std::string& p, const at::Tensor& x, int64_t layer) {
+  const std::string type = c["model_type"], kind = type.substr(0, type.find('-'));
+  if (kind == "transformer") return softmax_mixer(c, w, p, x);
+  if (kind == "forgetting_transformer") return fox_mixer(c, w, p, x);
+  if (kind == "delta_net") return delta_net_mixer(c, w, p, x);
+  if (kind == "mamba2") return mamba2_mixer(c, w, p, x);
+  if (kind == "hgrn2") {
+    if (!c.value("apply_lower_bound", false) || layer == 0) return hgrn2_mixer(c, w, p, x, {});
+    const auto share = w.at("model.lower_bounds").softmax(0);
+    return hgrn2_mixer(c, w, p, x, (share.cumsum(0) - share[0])[layer]);
+  }
+  if (layer % 2 == 0) return mamba_mixer(c, w, p, x);  // samba
+  Config attn = c["attn"];
+  attn["rope_base"] = c.value("rope_base", 500000.0);
+  return softmax_mixer(attn, w, p, x);
+}
+
 /// ids (B, T) int64 → logits (B, T, V), in the dtype of the weights.
 inline at::Tensor logits(const Config& c, const Weights& w, const at::Tensor& ids) {
   const std::string type = c["model_type"], kind = type.substr(0, type.find('-'));
-  const double eps = c.value("norm_eps", 1e-6);
-  auto x = w.at("model.embeddings.weight").index_select(0, ids.flatten()).view({ids.size(0), ids.size(1), -1});
+  const bool mamba2 = kind == "mamba2", backbone = mamba2 || kind == "samba";
+  const std::string root = backbone ? "backbone." : "model.", mix = backbone ? "mixer" : "attn";
+  const double eps = c.value(mamba2 ? "layer_norm_epsilon" : "norm_eps", backbone ? 1e-5 : 1e-6);
+  auto x = w.at(root + "embeddings.weight").index_select(0, ids.flatten()).view({ids.size(0), ids.size(1), -1});
   for (int64_t i = 0; i < c["num_hidden_layers"].get<int64_t>(); ++i) {
-    const auto p = fmt::format("model.layers.{}.", i);
-    const auto h = rms_norm(x, w.at(p + "attn_norm.weight"), eps);
-    x = x + (kind == "transformer" ? softmax_mixer : fox_mixer)(c, w, p + "attn.", h);
-    x = x + swiglu_mlp(w, p + "mlp.", rms_norm(x, w.at(p + "mlp_norm.weight"), eps));
+    const auto p = fmt::format("{}layers.{}.", root, i);
+    const auto h = rms_norm(x, w.at(p + (mamba2 ? "" : mix + "_") + "norm.weight"), eps);
+    x = x + mixer(c, w, p + mix + ".", h, i);
+    if (!mamba2) x = x + swiglu_mlp(w, p + "mlp.", rms_norm(x, w.at(p + "mlp_norm.weight"), eps));
   }
-  return at::linear(rms_norm(x, w.at("model.norm.weight"), eps), w.at("lm_head.weight"));
+  x = rms_norm(x, w.at(root + (backbone ? "norm_f" : "norm") + ".weight"), eps);
+  return at::linear(x, w.at("lm_head.weight"));
 }
 
 /// Cross-entropy in nats a token (B, T).

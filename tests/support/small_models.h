@@ -53,7 +53,9 @@ inline std::vector<SmallModel> small_models() {
       {"transformer_pro", fox({{"fgate_type", "none"}, {"use_rope", true}}, true)},
       {"transformer", small_config("transformer")},
       {"transformer_grouped", small_config("transformer", {{"num_heads", 4}, {"num_kv_heads", 2}})},
-      {"transformer_window", small_config("transformer", {{"window_size", 4}})}};
+      {"transformer_window", small_config("transformer", {{"window_size", 4}})},
+      {"hgrn2", small_config("hgrn2", {{"expand_ratio", 8}})},
+      {"hgrn2_lower_bound", small_config("hgrn2", {{"expand_ratio", 16}, {"apply_lower_bound", true}})}};
 }
 
 /// A float64 model whose weights are all far from their symmetric starting values.
