@@ -93,7 +93,7 @@ void run_loss(Arguments& arguments) {
   const eval::HeldOutText text(loaded, arguments.data_paths());
   eval::default_loss_options(loaded.location, arguments.options.loss);
   const json loss = eval::evaluate_loss(loaded, text, arguments.options.loss);
-  if (!arguments.out.empty()) write_file_atomically(arguments.out, loss.dump(1) + "\n");
+  if (!arguments.out.empty()) write_file_atomically(arguments.out, loss.dump() + "\n");
   if (arguments.json) {
     fmt::print("{}\n", loss.dump());
   } else {
@@ -118,9 +118,10 @@ void run_report_files(Arguments& arguments) {
   }
   print_tables(rows);
   for (const Row& row : rows) {
-    const json& sample = all[row.name]["samples"]["samples"].front();
-    fmt::print("\n{} continues \"{}\":\n{}\n", row.name, sample["prompt"].get<std::string>(),
-               sample["text"].get<std::string>());
+    fmt::print("\n{}, samples (the prompt, then | and what the model writes):\n", row.name);
+    for (const json& sample : all[row.name]["samples"]["samples"]) {
+      fmt::print("{}|{}\n", sample["prompt"].get<std::string>(), sample["text"].get<std::string>());
+    }
   }
 }
 

@@ -23,7 +23,7 @@ struct Arguments {
   bool json = false;
 };
 
-std::string dtype_name(const at::Tensor& tensor) { return c10::toString(tensor.scalar_type()); }
+std::string dtype_name(const at::Tensor& tensor) { return c10::getDtypeNames(tensor.scalar_type()).first; }
 
 void inspect_file(const Arguments& arguments) {
   const checkpoint::SafetensorsFile file = checkpoint::read_safetensors_header(arguments.path);

@@ -69,7 +69,7 @@ json keep_or_make(const fs::path& path, const json& from, bool force, const std:
   json made = evaluate();
   made["made_from"] = from;
   fs::create_directories(path.parent_path());
-  write_file_atomically(path, made.dump(1, ' ', false, json::error_handler_t::replace) + "\n");
+  write_file_atomically(path, made.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
   return made;
 }
 
