@@ -11,8 +11,8 @@ namespace fox {
 /// Reads a whole file; throws Error naming it.
 std::string read_file(const std::filesystem::path& path);
 
-/// Writes a file so that a reader finds either the old content or the new: beside it, fsync, rename, fsync of the folder.
-/// Throws Error naming the file and the reason (disk full, read-only, …); the old file then still stands.
+/// Writes a file so that a reader finds either the old content or the new: beside it, fsync, rename, fsync of the
+/// folder. Throws Error naming the file and the reason (disk full, read-only, …); the old file then still stands.
 void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 /// The same for content that is produced piece by piece: `write` gets a function that appends bytes.
 void write_file_atomically(const std::filesystem::path& path,
@@ -26,7 +26,8 @@ std::string file_checksum(const std::filesystem::path& path);
 /// XXH3-128 of bytes.
 std::string bytes_checksum(std::string_view bytes);
 
-/// One writer a directory: holds an advisory lock on dir/.lock until destroyed. Throws Error when another process has it.
+/// One writer a directory: holds an advisory lock on dir/.lock until destroyed. Throws Error when another process has
+/// it.
 class DirectoryLock {
  public:
   explicit DirectoryLock(const std::filesystem::path& dir);

@@ -22,8 +22,8 @@ struct ForgettingAttnOptions {
 };
 
 struct ForgettingAttnResult {
-  at::Tensor o_BTHD;    ///< dtype of q; a row that sees no key is 0
-  at::Tensor lse_BHT;   ///< float32 (float64 for float64 inputs): natural log-sum-exp of each row; not differentiable
+  at::Tensor o_BTHD;   ///< dtype of q; a row that sees no key is 0
+  at::Tensor lse_BHT;  ///< float32 (float64 for float64 inputs): natural log-sum-exp of each row; not differentiable
 };
 
 /// Forgetting attention (arXiv 2503.02130, eq. 3 to 5): o_i = Σ_j softmax_j(q_i·k_j * scale + D_ij) v_j,

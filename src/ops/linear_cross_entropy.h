@@ -15,7 +15,8 @@ struct LinearCrossEntropyResult {
 /// that at most a few MB of logits exist at once. x_NC (N, C); w_VC (V, C); labels_N (N,) int64, -100 = ignored;
 /// token_weight_N (N,) or nothing for 1 / (number of labels that count). Where a gradient is wanted it is computed in
 /// the forward pass, while the logits are there (three matrix products in all), and scaled in the backward pass.
-LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& x_NC, const at::Tensor& w_VC, const at::Tensor& labels_N,
+LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& x_NC, const at::Tensor& w_VC,
+                                              const at::Tensor& labels_N,
                                               const std::optional<at::Tensor>& token_weight_N = {});
 LinearCrossEntropyResult linear_cross_entropy_reference(const at::Tensor& x_NC, const at::Tensor& w_VC,
                                                         const at::Tensor& labels_N,

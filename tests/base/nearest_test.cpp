@@ -8,9 +8,9 @@ namespace {
 const std::vector<std::string> kWords{"hidden_size", "num_heads", "num_hidden_layers", "use_rope", "lr"};
 
 TEST(Nearest, FindsEachKindOfSlip) {
-  EXPECT_EQ(nearest("hiden_size", kWords), "hidden_size");    // missing letter
-  EXPECT_EQ(nearest("num_headss", kWords), "num_heads");      // one too many
-  EXPECT_EQ(nearest("use_rpoe", kWords), "use_rope");         // swapped
+  EXPECT_EQ(nearest("hiden_size", kWords), "hidden_size");  // missing letter
+  EXPECT_EQ(nearest("num_headss", kWords), "num_heads");    // one too many
+  EXPECT_EQ(nearest("use_rpoe", kWords), "use_rope");       // swapped
   EXPECT_EQ(nearest("num_hidden_layer", kWords), "num_hidden_layers");
 }
 

@@ -47,8 +47,8 @@ struct ForgettingAttnParams {
   float log_tolerance;       ///< ln ε; needs logit_bound
   const float* logit_bound;  ///< (query_heads): upper bound of |q·k * scale|; NULL: unknown. A small one also spares
                              ///< the forward pass its running maximum
-  int32_t deterministic;  ///< backward: sums in a fixed order
-  void* workspace;        ///< as many bytes as the functions below say, 256-byte aligned
+  int32_t deterministic;     ///< backward: sums in a fixed order
+  void* workspace;           ///< as many bytes as the functions below say, 256-byte aligned
   size_t workspace_bytes;
 };
 

@@ -78,11 +78,16 @@ cudaError_t make_maps(const ForgettingAttnParams& p, BackwardArgs* a, int dim) {
 template <typename T>
 cudaError_t launch_for_head_size(const BackwardArgs& a, int dim, cudaStream_t stream) {
   switch (dim) {
-    case 32: return launch_backward<T, 32>(a, stream);
-    case 64: return launch_backward<T, 64>(a, stream);
-    case 96: return launch_backward<T, 96>(a, stream);
-    case 128: return launch_backward<T, 128>(a, stream);
-    default: return launch_backward<T, 256>(a, stream);
+    case 32:
+      return launch_backward<T, 32>(a, stream);
+    case 64:
+      return launch_backward<T, 64>(a, stream);
+    case 96:
+      return launch_backward<T, 96>(a, stream);
+    case 128:
+      return launch_backward<T, 128>(a, stream);
+    default:
+      return launch_backward<T, 256>(a, stream);
   }
 }
 

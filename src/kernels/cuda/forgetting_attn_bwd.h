@@ -27,7 +27,7 @@ struct BackwardArgs {
   int32_t padded_rows;    // query_len rounded up to kRowTile
   int32_t section_heads;  // heads that run side by side
   int32_t deterministic;
-  float scale, sigma;     // sigma = scale·log2e
+  float scale, sigma;  // sigma = scale·log2e
   // Workspace, each by (batch, head) first:
   float* row_bias;      // per tile of rows: u_i, then cref_m·log2e as hi + lo
   float* delta;         // (padded_rows): Σ_d o dO

@@ -49,7 +49,10 @@ __device__ BackwardWork backward_work(const BackwardArgs& a) {
     int document = 0, end = a.num_documents;  // the last one that starts at or before the block
     while (end - document > 1) {
       const int middle = (document + end) / 2;
-      if (a.cu_seqlens[middle] <= first_key) document = middle; else end = middle;
+      if (a.cu_seqlens[middle] <= first_key)
+        document = middle;
+      else
+        end = middle;
     }
     w.lower_row = min(w.lower_row, static_cast<int>(a.cu_seqlens[document + 1]));
   }
@@ -337,7 +340,12 @@ struct BackwardScores {
 
   __device__ __forceinline__ BackwardScores(const BackwardArgs& args, const BackwardWork& work, Shared& shared,
                                             int group)
-      : a(args), w(work), smem(shared), wg(group), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32),
+      : a(args),
+        w(work),
+        smem(shared),
+        wg(group),
+        warp(threadIdx.x / 32 % 4),
+        lane(threadIdx.x % 32),
         key0(w.n * kN + (Tile::kSharedKeys ? 0 : wg * 64) + warp * 16 + lane / 4),
         column0(Tile::kSharedKeys ? wg * (kM / 2) : 0) {}
 
@@ -388,8 +396,8 @@ struct BackwardScores {
       return j < w.key_low || j >= a.key_len ? INT_MAX : j - a.offset - row0(m) - 2 * (lane % 4);
     };
     const bool bounded = m * kM + kM > w.lower_row;
-    return {first(key0), first(key0 + 8),
-            bounded ? a.prefix.lower + int64_t{w.batch} * a.query_len + row0(m) : nullptr, a.query_len - row0(m), key0};
+    return {first(key0), first(key0 + 8), bounded ? a.prefix.lower + int64_t{w.batch} * a.query_len + row0(m) : nullptr,
+            a.query_len - row0(m), key0};
   }
 
   /// Rare: c falls so far inside the diagonal block that u_i + b_j would cancel. Turns s into the exponents.
@@ -460,7 +468,7 @@ struct BackwardScores {
   template <int kCount>
   __device__ __forceinline__ void store_key_gradient(const float (&acc)[kCount], float factor, void* panels,
                                                      const FoxTensor& out) {
-    constexpr int kChunks = kCount / 4;                              // of 8 columns
+    constexpr int kChunks = kCount / 4;                            // of 8 columns
     const int first_chunk = Tile::kSharedKeys ? wg * kChunks : 0;  // a whole number of panels
     const int first_row = (Tile::kSharedKeys ? 0 : wg * 64) + warp * 16;
     char* base = static_cast<char*>(panels) + first_chunk / 8 * kN * 128;
@@ -468,10 +476,10 @@ struct BackwardScores {
     for (int g = 0; g < kChunks; g += 2) {
       uint32_t r[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        r[i] = ptx::pack2<T>(acc[4 * g + 2 * i] * factor, acc[4 * g + 2 * i + 1] * factor);
-      ptx::stmatrix_x4(ptx::smem_u32(base) + g / 8 * kN * 128 +
-                           ptx::swizzle128(first_row + lane % 16, g % 8 + lane / 16), r[0], r[1], r[2], r[3]);
+      for (int i = 0; i < 4; ++i) r[i] = ptx::pack2<T>(acc[4 * g + 2 * i] * factor, acc[4 * g + 2 * i + 1] * factor);
+      ptx::stmatrix_x4(
+          ptx::smem_u32(base) + g / 8 * kN * 128 + ptx::swizzle128(first_row + lane % 16, g % 8 + lane / 16), r[0],
+          r[1], r[2], r[3]);
     }
     __syncwarp();
     T* to = static_cast<T*>(out.data) + w.batch * out.stride_b + w.kv_head * out.stride_h + first_chunk * 8;

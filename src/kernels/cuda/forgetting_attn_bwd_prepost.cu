@@ -33,8 +33,8 @@ __device__ __forceinline__ double log2_prefix(const BackwardArgs& a, int64_t hea
 
 /// One block a tile of rows and (batch, head). kLanes lanes read a row, 16 bytes each.
 template <typename T, int kLanes>
-__global__ void __launch_bounds__(kPreThreads) preprocess_kernel(const __grid_constant__ BackwardArgs a, int tile_rows,
-                                                                 int padded_dim) {
+__global__ void __launch_bounds__(kPreThreads)
+    preprocess_kernel(const __grid_constant__ BackwardArgs a, int tile_rows, int padded_dim) {
   const int tiles = a.padded_rows / tile_rows, tile = blockIdx.x % tiles;
   const int64_t head_row = blockIdx.x / tiles;
   const int b = head_row / a.heads, h = head_row % a.heads;
@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(kPreThreads)
   const int64_t head_row = blockIdx.x / tiles;
   const int b = head_row / a.heads, h = head_row % a.heads;
   const int row_words = padded_dim / 2 + 4;
-  const float4* sum = reinterpret_cast<const float4*>(
-      a.dq_sum + (head_row * a.padded_rows + int64_t{tile64} * 64) * padded_dim);
+  const float4* sum =
+      reinterpret_cast<const float4*>(a.dq_sum + (head_row * a.padded_rows + int64_t{tile64} * 64) * padded_dim);
   for (int i = threadIdx.x; i < 16 * padded_dim; i += kPreThreads) {
     const float4 x = sum[i];
     const int word = i / 128, t = i % 128;

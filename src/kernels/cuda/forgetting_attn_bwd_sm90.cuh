@@ -41,12 +41,12 @@ template <typename T, int kHeadDim>
 struct BackwardTile {
   static_assert(kHeadDim <= 128);
   static constexpr int kD = kHeadDim;
-  static constexpr int kM = backward_tile_rows(kHeadDim);  // queries
+  static constexpr int kM = backward_tile_rows(kHeadDim);   // queries
   static constexpr int kN = backward_block_keys(kHeadDim);  // 64 a warpgroup
   static constexpr bool kSharedKeys = false;
   static constexpr int kPanels = (kHeadDim + 63) / 64;
   static constexpr int kQueryStages = 3;  // of Q; S of the next tile is computed while dK of this one still reads its Q
-  static constexpr int kGradientStages = 2;  // of dO and dS
+  static constexpr int kGradientStages = 2;      // of dO and dS
   static constexpr bool kSplitRows = kM == 128;  // warpgroups share dQ by rows, else by columns
   // Columns of dQ that warpgroup w computes, and where its part of the float32 tile begins.
   static constexpr int kDqColumns0 = kSplitRows ? kD : 64;
@@ -81,8 +81,8 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim>, kGate> {
   static constexpr int kM = Tile::kM, kN = Tile::kN, kD = Tile::kD, kScores = Base::kScores;
   static constexpr int kEarly = Tile::kGradientAhead ? kM / 16 : kM / 8;  // groups of 8 columns of P made under dQ
   using Base::Base, Base::a, Base::w, Base::smem, Base::wg, Base::warp, Base::lane, Base::q, Base::q_done, Base::d_o;
-  using Base::wait_q, Base::wait_do, Base::wait_keys, Base::load_key_bias, Base::is_masked, Base::make_masked_p;
   using Base::tile_shift, Base::store_dq, Base::send_dq, Base::store_key_gradient;
+  using Base::wait_q, Base::wait_do, Base::wait_keys, Base::load_key_bias, Base::is_masked, Base::make_masked_p;
 
   /// 64 keys × kM queries: this warpgroup's rows of `keys` times the rows of `queries`, both K-major.
   __device__ __forceinline__ void issue_transposed(float (&acc)[kScores], const void* keys, const void* queries) {
@@ -195,8 +195,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim>, kGate> {
 
   template <bool kAhead, int kColumns>
   __device__ __forceinline__ void finish_step(float (&dk)[kD / 2], uint32_t (&p)[kScores / 2], float (&dp)[kScores],
-                                              uint32_t (&ds)[kScores / 2], float (&s)[kScores], int m,
-                                              float residual) {
+                                              uint32_t (&ds)[kScores / 2], float (&s)[kScores], int m, float residual) {
     float dq[kColumns / 2];
     issue_dq<kColumns>(dq, Tile::kSplitRows ? wg * 64 : 0, Tile::kSplitRows ? 0 : wg);
     issue_key_gradient(dk, ds, smem.q[q_done.slot]);
