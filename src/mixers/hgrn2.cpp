@@ -16,9 +16,7 @@ struct Gate {
 };
 
 // From the gate's logits, in float32 at least: 1 - g is a sigmoid too, and keeps its digits where g is close to 1.
-Gate open(const at::Tensor& logits) {
-  return {at::log_sigmoid(logits), at::sigmoid(-logits)};
-}
+Gate open(const at::Tensor& logits) { return {at::log_sigmoid(logits), at::sigmoid(-logits)}; }
 
 Gate open(const at::Tensor& logits, const at::Tensor& lower_C) {
   const auto free_C = 1 - lower_C;
@@ -41,15 +39,16 @@ at::Tensor Hgrn2::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence,
   const auto projected = nn::linear_together(x_BTC, {q_proj_.weight, f_proj_.weight, i_proj_.weight});
   const auto logits_BTC = ops::cast(projected[1], ops::compute_type(x_BTC.scalar_type()));
   const bool bounded = config_.apply_lower_bound && layer_ > 0;
-  const auto gate = bounded ? open(logits_BTC, ops::cast(lower_bounds_.softmax(0).narrow(0, 1, layer_).sum(0),
-                                                         logits_BTC.scalar_type()))
-                            : open(logits_BTC);
+  const auto gate =
+      bounded
+          ? open(logits_BTC, ops::cast(lower_bounds_.softmax(0).narrow(0, 1, layer_).sum(0), logits_BTC.scalar_type()))
+          : open(logits_BTC);
   const auto heads = [&](const at::Tensor& y) { return y.unflatten(-1, {-1, config_.expand_ratio}); };
-  const auto o_BTHV = run_recurrence(
-      sequence, x_BTC.size(1), static_cast<RecurrentSlot*>(slot), [&](const ops::RecurrenceOptions& options) {
-        return ops::hgrn2(heads(at::silu(projected[0])), heads(gate.one_minus_g), heads(projected[2]),
-                          heads(gate.log_g), options);
-      });
+  const auto o_BTHV = run_recurrence(sequence, x_BTC.size(1), static_cast<RecurrentSlot*>(slot),
+                                     [&](const ops::RecurrenceOptions& options) {
+                                       return ops::hgrn2(heads(at::silu(projected[0])), heads(gate.one_minus_g),
+                                                         heads(projected[2]), heads(gate.log_g), options);
+                                     });
   return o_proj_.forward(g_norm_.forward(o_BTHV.flatten(2)));
 }
 

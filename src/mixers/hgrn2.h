@@ -6,9 +6,9 @@
 
 namespace fox::mixers {
 
-/// HGRN2 (arXiv 2404.07904): gated linear attention with a forget gate g for every key channel and keys 1 - g, norm over
-/// the whole width. With apply_lower_bound, gates of layer i stay above Σ_{l=1..i} softmax_l(lower_bounds); the published
-/// runs have the parameter but never passed it on (arXiv 2503.02130's code), so that is off by default.
+/// HGRN2 (arXiv 2404.07904): gated linear attention with a forget gate g for every key channel and keys 1 - g, norm
+/// over the whole width. With apply_lower_bound, gates of layer i stay above Σ_{l=1..i} softmax_l(lower_bounds); the
+/// published runs have the parameter but never passed it on (arXiv 2503.02130's code), so that is off by default.
 class Hgrn2 final : public Mixer {
  public:
   Hgrn2(const ModelConfig& config, int64_t layer, const SharedParameters& shared);

@@ -9,8 +9,8 @@ namespace fox::mixers {
 /// What a recurrent layer remembers: its state, and the last inputs of its short convolutions. Both have the same size
 /// however many tokens were seen.
 struct RecurrentSlot final : nn::CacheSlot {
-  at::Tensor state;                       // undefined before the first token
-  std::vector<nn::ShortConvTail> conv;    // one a convolution
+  at::Tensor state;                     // undefined before the first token
+  std::vector<nn::ShortConvTail> conv;  // one a convolution
 };
 
 /// Runs `op(options)` → RecurrenceResult from the slot's state (none when training), and leaves the new one there.

@@ -36,9 +36,9 @@ struct Sequence {
 
 /// A learnt tensor and how training treats it.
 struct Parameter {
-  std::string name;    ///< published name, e.g. model.layers.0.attn.q_proj.weight
-  at::Tensor tensor;   ///< leaf; float32 masters in training
-  bool decay = true;   ///< weight decay applies (matrices, convolutions, embeddings; never biases and norms)
+  std::string name;       ///< published name, e.g. model.layers.0.attn.q_proj.weight
+  at::Tensor tensor;      ///< leaf; float32 masters in training
+  bool decay = true;      ///< weight decay applies (matrices, convolutions, embeddings; never biases and norms)
   bool trainable = true;  ///< false for what is stored with the weights but never learnt (fixed gates)
 };
 using Parameters = std::vector<Parameter>;

@@ -10,7 +10,8 @@
 
 namespace fox::nn {
 
-ShortConv::ShortConv(int64_t channels, int64_t taps, bool with_bias) : weight(at::empty({channels, 1, taps}, at::kFloat)) {
+ShortConv::ShortConv(int64_t channels, int64_t taps, bool with_bias)
+    : weight(at::empty({channels, 1, taps}, at::kFloat)) {
   if (with_bias) bias = at::empty({channels}, at::kFloat);
 }
 

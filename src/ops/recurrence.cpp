@@ -53,6 +53,11 @@ at::Tensor document_numbers(const at::Tensor& cu_seqlens, int64_t length) {
   return at::searchsorted(cu_seqlens, position_T, /*out_int32=*/false, /*right=*/true);
 }
 
+at::Tensor document_starts(const at::Tensor& cu_seqlens, int64_t length) {
+  const auto document_T = document_numbers(cu_seqlens, length);
+  return at::cat({at::ones_like(document_T.narrow(0, 0, 1), at::kBool), document_T.diff() != 0});
+}
+
 at::Tensor without_padding(const at::Tensor& x_BT, const std::optional<at::Tensor>& seq_start) {
   return seq_start ? x_BT.masked_fill(is_padding(x_BT, *seq_start), 0.0) : x_BT;
 }
@@ -60,9 +65,7 @@ at::Tensor without_padding(const at::Tensor& x_BT, const std::optional<at::Tenso
 at::Tensor with_resets(const at::Tensor& log_decay_BT, const RecurrenceOptions& options) {
   auto result = without_padding(log_decay_BT, options.seq_start);
   if (!options.cu_seqlens) return result;
-  const auto document_T = document_numbers(options.cu_seqlens->to(result.device()), result.size(1));
-  const auto starts_T = at::cat({at::ones_like(document_T.narrow(0, 0, 1), at::kBool),
-                                 document_T.diff() != 0});
+  const auto starts_T = document_starts(options.cu_seqlens->to(result.device()), result.size(1));
   return result.masked_fill(along_time(starts_T, result), -std::numeric_limits<double>::infinity());
 }
 

@@ -30,6 +30,8 @@ at::Tensor initial_state(const RecurrenceOptions& options, at::IntArrayRef state
 
 /// Number of the document that each of `length` positions belongs to, (T,) int64. Read on the device: no wait for it.
 at::Tensor document_numbers(const at::Tensor& cu_seqlens, int64_t length);
+/// Whether each position is the first of its document, (T,) bool.
+at::Tensor document_starts(const at::Tensor& cu_seqlens, int64_t length);
 
 /// x_BT... with 0 in the padding. Values there may be anything, NaN too.
 at::Tensor without_padding(const at::Tensor& x_BT, const std::optional<at::Tensor>& seq_start);

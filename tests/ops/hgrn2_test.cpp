@@ -66,7 +66,8 @@ TEST(Hgrn2, GradientsMatchFiniteDifferences) {
 
 TEST(Hgrn2, NamesTheArgumentThatDoesNotFit) {
   const auto x = hgrn2_case(2).make(1, 6);
-  test::expect_error([&] { hgrn2(x[0], x[1].narrow(3, 0, 4), x[2], x[3]); }, {"k has shape (1, 6, 2, 4)", "(1, 6, 2, 5)"});
+  test::expect_error([&] { hgrn2(x[0], x[1].narrow(3, 0, 4), x[2], x[3]); },
+                     {"k has shape (1, 6, 2, 4)", "(1, 6, 2, 5)"});
   test::expect_error([&] { hgrn2(x[0], x[1], x[2].narrow(2, 0, 1), x[3]); }, {"v has shape (1, 6, 1, 3)"});
   test::expect_error([&] { hgrn2(x[0].to(at::kLong), x[1], x[2], x[3]); }, {"dtype"});
 }

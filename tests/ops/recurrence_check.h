@@ -59,7 +59,7 @@ inline at::Tensor random_state(const RecurrenceCase& c, const Tensors& inputs) {
 
 inline void expect_chunks_do_not_matter(const RecurrenceCase& c, double relative = 1e-11) {
   at::manual_seed(3);
-  const std::vector<std::pair<int64_t, int64_t>> length_and_chunk{{1, 64}, {2, 1},   {3, 64},  {16, 5},
+  const std::vector<std::pair<int64_t, int64_t>> length_and_chunk{{1, 64},  {2, 1},   {3, 64},  {16, 5},
                                                                   {16, 16}, {33, 16}, {75, 64}, {77, 24}};
   for (const auto& [length, chunk] : length_and_chunk) {
     const auto inputs = c.make(2, length);
