@@ -14,8 +14,12 @@
 namespace fox {
 namespace {
 
-const std::vector<std::string> kModelTypes{"forgetting_transformer-project_fox", "transformer-project_fox",
-                                           "hgrn2-project_fox"};
+const std::vector<std::string> kModelTypes{"forgetting_transformer-project_fox",
+                                           "transformer-project_fox",
+                                           "hgrn2-project_fox",
+                                           "delta_net-project_fox",
+                                           "mamba2-project_fox",
+                                           "samba-project_fox"};
 
 // What transformers itself writes into a config.json; none of it changes what a model computes.
 const std::vector<std::string> kTransformersKeys{"architectures",

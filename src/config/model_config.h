@@ -63,14 +63,14 @@ struct ModelConfig {
   // DeltaNet.
   int64_t conv_size = 4;
 
-  // Mamba-2 (mamba2) and Mamba (samba). What no group of these owns is read by both.
+  // Mamba-2 (mamba2) and Mamba (samba); head_dim, chunk_size and time_step_limit are keys of Mamba-2 alone.
   int64_t ssm_head_dim = 64;  // mamba2: head_dim
   int64_t state_size = 64;
   int64_t expand = 2;  // inner width / hidden_size
   int64_t conv_kernel = 4;
   bool use_conv_bias = true;
-  int64_t chunk_size = 256;  // tokens that are computed together; changes nothing but the time it takes
-  std::optional<int64_t> time_step_rank;                                     // default ceil(hidden_size / 16)
+  int64_t chunk_size = 256;               // tokens that are computed together; changes nothing but the time it takes
+  std::optional<int64_t> time_step_rank;  // default ceil(hidden_size / 16)
   double time_step_min = 1e-3, time_step_max = 0.1, time_step_floor = 1e-4;  // of the initial time steps
   double time_step_scale = 1;
   std::string time_step_init_scheme = "random";  // or "constant"
@@ -96,7 +96,8 @@ struct ModelConfig {
   static bool is_built(const std::string& model_type);
   /// Reads the published keys. Throws fox::Error naming `where` and the key: unknown keys (nearest known one offered;
   /// keys that transformers itself writes, such as architectures or torch_dtype, are accepted), types, ranges, head
-  /// sizes that do not divide, model types that are not known. `locate` may tell where a key stands better than `where`.
+  /// sizes that do not divide, model types that are not known. `locate` may tell where a key stands better than
+  /// `where`.
   static ModelConfig from_json(const nlohmann::json& json, const std::string& where = "config.json",
                                const std::function<std::string(const std::string& key)>& locate = nullptr);
   /// Every key of the model_type, in published spelling.

@@ -15,10 +15,10 @@ constexpr int64_t kPaperContext = 16384;
 
 /// "model.layers.3.attn.q_proj.weight" → "attn.q_proj": what is the same in all layers, without the tensor's own name.
 std::string part_name(std::string name) {
-  for (const std::string prefix : {"model.layers.", "model."}) {
+  for (const std::string prefix : {"model.layers.", "model.", "backbone.layers.", "backbone."}) {
     if (!name.starts_with(prefix)) continue;
     name.erase(0, prefix.size());
-    if (prefix == "model.layers.") name.erase(0, name.find('.') + 1);
+    if (prefix.ends_with(".layers.")) name.erase(0, name.find('.') + 1);
     break;
   }
   const size_t dot = name.rfind('.');

@@ -188,6 +188,7 @@ void ForgettingAttn::collect(const std::string& prefix, nn::Parameters& out) {
 }
 
 void ForgettingAttn::init() {
+  if (config_.kind() == "samba") return init_in_samba();
   const double std = config_.initializer_range;
   for (auto* linear : {&q_proj_, &k_proj_, &v_proj_, &o_proj_}) linear->init(std);
   for (auto* linear : {&k_shift_proj_, &v_shift_proj_, &fgate_proj_, &ogate_proj_}) {
@@ -203,6 +204,13 @@ void ForgettingAttn::init() {
   if (config_.fgate_bias_init) {
     bias_H.copy_(decay_bias(config_.num_heads, *config_.decay_time_min, *config_.decay_time_max));
   }
+}
+
+// Samba starts its attention layers as it starts all others.
+void ForgettingAttn::init_in_samba() {
+  for (auto* linear : {&q_proj_, &k_proj_, &v_proj_}) linear->init_default();
+  const double residual = 1 / std::sqrt(2.0 * static_cast<double>(config_.num_hidden_layers));
+  o_proj_.init_default(config_.rescale_prenorm_residual ? residual : 1);
 }
 
 double ForgettingAttn::extra_flops_per_token(int64_t context) const {

@@ -27,6 +27,7 @@ class ForgettingAttn final : public Mixer {
   double extra_flops_per_token(int64_t context) const override;
 
  private:
+  void init_in_samba();
   struct Projected;
   Projected project(const at::Tensor& x_BTC) const;
   std::optional<at::Tensor> log_gate(const Projected& projected) const;

@@ -1,8 +1,11 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "mixers/delta_net.h"
 #include "mixers/forgetting_attn.h"
 #include "mixers/hgrn2.h"
+#include "mixers/mamba.h"
+#include "mixers/mamba2.h"
 #include "mixers/mixer.h"
 
 namespace fox::mixers {
@@ -21,6 +24,12 @@ std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer, cons
   if (kind == "forgetting_transformer") return std::make_unique<ForgettingAttn>(config, layer);
   if (kind == "transformer") return make_attention(config, layer);
   if (kind == "hgrn2") return std::make_unique<Hgrn2>(config, layer, shared);
+  if (kind == "delta_net") return std::make_unique<DeltaNet>(config);
+  if (kind == "mamba2") return std::make_unique<Mamba2>(config);
+  if (kind == "samba") {
+    if (config.is_samba_attention(layer)) return make_attention(config, layer);
+    return std::make_unique<Mamba>(config);
+  }
   throw Error(fmt::format("model_type \"{}\" is not built", config.model_type));
 }
 

@@ -148,6 +148,78 @@ TEST(ModelConfig, Hgrn2) {
             "config.json: 'use_short_conv' must be false | the other value is not supported");
 }
 
+// The published 760M configurations of the other systems: read and written again without a change.
+TEST(ModelConfig, ReadsAndWritesTheComparisonSystems) {
+  const auto check = [](json published) {
+    published.update(json{{"vocab_size", 50257},
+                          {"hidden_size", 1536},
+                          {"tie_word_embeddings", false},
+                          {"bos_token_id", nullptr},
+                          {"eos_token_id", nullptr},
+                          {"initializer_range", 0.02},
+                          {"fuse_cross_entropy", true},
+                          {"use_cache", true}});
+    EXPECT_EQ(ModelConfig::from_json(published).to_json(), published);
+  };
+  check(json::parse(R"({
+    "architectures": ["DeltaNetForCausalLM"], "model_type": "delta_net-project_fox", "num_hidden_layers": 24,
+    "num_heads": 12, "expand_k": 1, "expand_v": 1, "use_gate": false, "use_short_conv": true, "conv_size": 4,
+    "use_beta": true, "use_output_norm": true, "attn_mode": "chunk", "qk_norm": "l2", "qk_activation": "silu",
+    "norm_first": false, "norm_eps": 1e-06, "hidden_ratio": 4, "intermediate_size": null, "hidden_act": "swish",
+    "max_position_embeddings": 2048})"));
+  auto mamba2 = json::parse(R"({
+    "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2-project_fox", "num_hidden_layers": 48,
+    "num_heads": 48, "head_dim": 64, "state_size": 128, "layer_norm_epsilon": 1e-05, "expand": 2, "conv_kernel": 4,
+    "n_groups": 1, "use_bias": false, "use_conv_bias": true, "hidden_act": "silu", "residual_in_fp32": true,
+    "time_step_rank": 96, "time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 0.0001,
+    "time_step_limit": [0.0, 1.7976931348623157e308], "rescale_prenorm_residual": true, "rms_norm": true,
+    "chunk_size": 256})");
+  check(mamba2);
+  mamba2["hidden_size"] = 1536;
+  mamba2["time_step_limit"][1] = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(ModelConfig::from_json(mamba2).time_step_limit[1], std::numeric_limits<double>::max());
+  check(json::parse(R"({
+    "architectures": ["SambaForCausalLM"], "model_type": "samba-project_fox", "num_hidden_layers": 24,
+    "attn": {"layers": null, "num_heads": 12, "num_kv_heads": null, "window_size": 2048}, "attn_hidden_ratio": 4,
+    "mamba_hidden_ratio": 3, "state_size": 16, "intermediate_size": 3072, "expand": 2, "conv_kernel": 4,
+    "time_step_rank": 96, "time_step_scale": 1.0, "time_step_min": 0.001, "time_step_max": 0.1,
+    "time_step_floor": 0.0001, "time_step_init_scheme": "random", "norm_eps": 1e-05, "residual_in_fp32": false,
+    "use_bias": false, "use_conv_bias": true, "rescale_prenorm_residual": true, "rope_base": 500000.0,
+    "fuse_norm": true, "hidden_act": "silu", "max_position_embeddings": 2048})"));
+}
+
+TEST(ModelConfig, NamesWhatDoesNotFitInTheComparisonSystems) {
+  const json mamba2{
+      {"model_type", "mamba2-project_fox"}, {"hidden_size", 64}, {"num_heads", 8}, {"head_dim", 16}, {"n_groups", 1}};
+  const auto with = [](json config, const std::string& key, const json& value) {
+    config[key] = value;
+    return complaint(config);
+  };
+  EXPECT_EQ(with(mamba2, "n_groups", 1), "");
+  EXPECT_EQ(with(mamba2, "num_heads", 7),
+            "config.json: 'num_heads' * head_dim = 7 * 16 is not expand * hidden_size = 128 | "
+            "the heads share the inner width equally");
+  EXPECT_EQ(with(mamba2, "chunk_size", 0),
+            "config.json: 'chunk_size' must be at least 1 and at most 1048576, not 0 | ");
+  EXPECT_EQ(with(mamba2, "state_size", 0),
+            "config.json: 'state_size' must be at least 1 and at most 1048576, not 0 | ");
+  EXPECT_EQ(with(mamba2, "n_groups", 8), "config.json: 'n_groups' must be 1, not 8 | ");
+  EXPECT_EQ(complaint({{"model_type", "mamba2-project_fox"}}),
+            "config.json: 'n_groups' must be 1, not 8 (its default) | ");
+  EXPECT_EQ(with(mamba2, "time_step_limit", {1, 0.5}),
+            "config.json: 'time_step_limit' must be two numbers, the smaller first | the default is [0, Infinity]");
+  const json delta{{"model_type", "delta_net-project_fox"}, {"hidden_size", 64}, {"num_heads", 4}};
+  EXPECT_EQ(with(delta, "num_heads", 5),
+            "config.json: 'num_heads' = 5 does not divide hidden_size = 64 | the heads share the width equally");
+  EXPECT_EQ(with(delta, "qk_norm", "sum"), "config.json: 'qk_norm' cannot be \"sum\" | known: l2");
+  const json samba{{"model_type", "samba-project_fox"}, {"hidden_size", 64}, {"attn", {{"num_heads", 4}}}};
+  EXPECT_EQ(with(samba, "attn", {{"layers", {1, 3}}, {"num_heads", 4}}),
+            "config.json: 'attn.layers' must be null | other values are not supported");
+  EXPECT_EQ(with(samba, "attn", {{"num_head", 4}}),
+            "config.json: 'attn.num_head' is not a known key | did you mean 'num_heads'?");
+  EXPECT_EQ(with(samba, "time_step_min", 0.5), "config.json: 'time_step_min' = 0.5 is above time_step_max = 0.1 | ");
+}
+
 // Keys of one model type are unknown to another: a gate in a plain transformer is a mistake, not a wish.
 TEST(ModelConfig, RefusesKeysOfAnotherModelType) {
   EXPECT_EQ(complaint({{"model_type", "transformer-project_fox"}, {"qk_norm", true}}).substr(0, 44),

@@ -38,13 +38,22 @@ LanguageModel published(const std::string& kind, bool pro, const Size& size, jso
 }
 
 json sized(const std::string& kind, const Size& size, const json& more) {
-  json config{{"model_type", kind + "-project_fox"},
-              {"hidden_size", size.width},
-              {"num_hidden_layers", size.layers}};
+  json config{{"model_type", kind + "-project_fox"}, {"hidden_size", size.width}, {"num_hidden_layers", size.layers}};
   config.update(more);
   return config;
 }
 json hgrn2(const Size& size) { return sized("hgrn2", size, {{"expand_ratio", 128}}); }
+json delta_net(const Size& size) { return sized("delta_net", size, {{"num_heads", size.width / 128}}); }
+// A Mamba-2 layer has no MLP, so that twice as many make up a model of the same size.
+json mamba2(const Size& size) {
+  return sized(
+      "mamba2", size,
+      {{"num_hidden_layers", 2 * size.layers}, {"num_heads", size.width / 32}, {"state_size", 128}, {"n_groups", 1}});
+}
+json samba(const Size& size) {
+  const json attn{{"layers", nullptr}, {"num_heads", 12}, {"num_kv_heads", nullptr}, {"window_size", 2048}};
+  return sized("samba", size, {{"attn", attn}, {"intermediate_size", 2 * size.width}});
+}
 
 // arXiv 2503.02130, Table 6, to the last parameter; N leaves out the input embedding of 50257 x width.
 TEST(LanguageModel, CountsThePublishedParameters) {
@@ -76,6 +85,12 @@ TEST(LanguageModel, CountsTheParametersOfTheComparisonSystems) {
   check(hgrn2(k125M), 123'569'664);
   check(hgrn2(k360M), 359'843'840);
   check(hgrn2(k760M), 756'820'992);
+  check(delta_net(k125M), 123'718'656);
+  check(delta_net(k360M), 360'289'280);
+  check(delta_net(k760M), 757'635'072);
+  check(mamba2(k125M), 128'965'824);
+  check(mamba2(k360M), 368'314'880);
+  check(mamba2(k760M), 780'113'664);
 }
 
 TEST(LanguageModel, CountsThePublishedFlops) {
@@ -86,6 +101,8 @@ TEST(LanguageModel, CountsThePublishedFlops) {
   check(published("forgetting_transformer", false, k760M), 2.72e9);
   check(published("transformer", false, k760M), 2.72e9);
   check(LanguageModel(ModelConfig::from_json(hgrn2(k760M))), 1.54e9);
+  check(LanguageModel(ModelConfig::from_json(delta_net(k760M))), 1.54e9);
+  check(LanguageModel(ModelConfig::from_json(mamba2(k760M))), 1.65e9);
   // A window of w keys is 4 w d a layer and token once the context is long.
   const auto windowed = published("transformer", false, k760M, {{"window_size", 2048}});
   const double n = 2.0 * static_cast<double>(windowed.count_parameters().non_embedding);
@@ -158,6 +175,95 @@ TEST(LanguageModel, Hgrn2InitialisesAsPublished) {
       expect_normal(x, name.ends_with("down_proj.weight") ? 0.02 / 2 : 0.02, name);  // √(2 · 2 layers) = 2
     }
   }
+}
+
+TEST(LanguageModel, DeltaNetInitialisesAsPublished) {
+  LanguageModel model(ModelConfig::from_json(small_config("delta_net", {{"hidden_size", 128}, {"num_heads", 2}})));
+  model.init(5);
+  for (const auto& [name, x, decay, trainable] : model.parameters()) {
+    EXPECT_EQ(decay, !name.ends_with("norm.weight")) << name;
+    if (name.find("conv1d") != std::string::npos) {
+      expect_uniform(x, 0.5, name);  // four taps
+    } else if (name.ends_with("b_proj.weight")) {
+      expect_uniform(x, std::pow(2.0, -2.5) * std::sqrt(6.0 / 130), name);
+    } else if (name.find(".attn.") != std::string::npos && x.dim() == 2) {
+      expect_uniform(x, std::pow(2.0, -2.5) * std::sqrt(6.0 / 256), name);
+    } else if (x.dim() == 2) {
+      expect_normal(x, name.ends_with("down_proj.weight") ? 0.02 / 2 : 0.02, name);
+    }
+  }
+}
+
+// exp(b) in the limits, softplus inverted.
+void expect_time_steps(const at::Tensor& bias, const std::string& what) {
+  const auto dt = at::softplus(bias.to(at::kDouble));
+  EXPECT_GE(dt.min().item<double>(), 0.999e-3) << what;
+  EXPECT_LE(dt.max().item<double>(), 0.1001) << what;
+  EXPECT_NEAR(dt.log().mean().item<double>(), std::log(1e-2), 5 * std::log(100.0) / std::sqrt(12.0 * bias.numel()));
+}
+
+TEST(LanguageModel, Mamba2InitialisesAsPublished) {
+  LanguageModel model(ModelConfig::from_json(test::small_mamba2_config(
+      {{"hidden_size", 128}, {"num_heads", 64}, {"head_dim", 4}, {"initializer_range", 0.02}})));
+  model.init(5);
+  for (const auto& [name, x, decay, trainable] : model.parameters()) {
+    EXPECT_EQ(decay, x.dim() > 1) << name;
+    if (name.ends_with("norm.weight") || name.ends_with("norm_f.weight") || name.ends_with(".D")) {
+      EXPECT_TRUE(at::all(x == 1).item<bool>()) << name;
+    } else if (name.ends_with("A_log")) {
+      test::expect_close(x.exp(), at::arange(1, 65), 1e-6, 0, name);
+    } else if (name.ends_with("dt_bias")) {
+      expect_time_steps(x, name);
+    } else if (name.find("conv1d") != std::string::npos) {
+      expect_uniform(x, 0.5, name);
+    } else if (name.ends_with("in_proj.weight") || name.starts_with("lm_head")) {
+      expect_uniform(x, std::sqrt(1.0 / 128), name);
+    } else if (name.ends_with("out_proj.weight")) {
+      expect_uniform(x, std::sqrt(1.0 / 256 / 2), name);  // two layers
+    } else {
+      expect_normal(x, 0.02, name);
+    }
+  }
+}
+
+TEST(LanguageModel, SambaInitialisesAsPublished) {
+  auto config = test::small_models().back().config;
+  config.update(json{{"hidden_size", 128}, {"intermediate_size", 96}});
+  LanguageModel model(ModelConfig::from_json(config));
+  model.init(5);
+  for (const auto& [name, x, decay, trainable] : model.parameters()) {
+    EXPECT_EQ(decay, x.dim() > 1 && !name.ends_with("A_log")) << name;
+    const bool residual =
+        name.ends_with("o_proj.weight") || name.ends_with("out_proj.weight") || name.ends_with("down_proj.weight");
+    if (name.ends_with("embeddings.weight")) {
+      expect_normal(x, 0.02, name);
+    } else if (name.ends_with("A_log")) {
+      test::expect_close(x.exp(), at::arange(1, 5).expand_as(x), 1e-6, 0, name);
+    } else if (name.ends_with("dt_proj.bias")) {
+      expect_time_steps(x, name);
+    } else if (name.ends_with("dt_proj.weight")) {
+      expect_uniform(x, 1 / std::sqrt(8.0), name);  // of the rank, 128 / 16
+    } else if (x.dim() == 2) {
+      expect_uniform(x, (residual ? 0.5 : 1) / std::sqrt(static_cast<double>(x.size(1))), name);
+    }
+  }
+}
+
+// Mamba layers with narrow MLPs and attention layers with wide ones, both of 12 d^2 parameters and a little more.
+TEST(LanguageModel, SambaAlternates) {
+  const LanguageModel model(ModelConfig::from_json(samba(k760M)));
+  for (const auto& parameter : model.parameters()) {
+    const auto& name = parameter.name;
+    if (name.ends_with("mlp.down_proj.weight")) {
+      const bool attention = std::stoi(name.substr(std::string("backbone.layers.").size())) % 2 == 1;
+      EXPECT_EQ(parameter.tensor.size(1), attention ? 4096 : 3072) << name;
+    }
+    EXPECT_EQ(name.find("layers.6.mixer.q_proj"), std::string::npos);
+    EXPECT_EQ(name.find("layers.7.mixer.in_proj"), std::string::npos);
+  }
+  const int64_t d = 1536, inner = 2 * d,
+                mamba = inner * (96 + 32) + 96 * inner + inner + inner * 16 + inner + 5 * inner;
+  EXPECT_EQ(model.count_parameters().non_embedding, 24 * (12 * d * d + 2 * d) + 12 * mamba + d + 50257 * d);
 }
 
 TEST(LanguageModel, InitialisationDependsOnTheSeedAlone) {

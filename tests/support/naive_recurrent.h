@@ -50,8 +50,7 @@ inline at::Tensor delta_net_mixer(const Config& c, const Weights& w, const std::
   std::vector<at::Tensor> out;
   for (int64_t t = 0; t < T; ++t) {
     const auto kt = k.select(1, t);
-    const auto u =
-        (v.select(1, t) - at::einsum("bhkv,bhk->bhv", {S, kt})) * beta.select(1, t).unsqueeze(-1);
+    const auto u = (v.select(1, t) - at::einsum("bhkv,bhk->bhv", {S, kt})) * beta.select(1, t).unsqueeze(-1);
     S = S + at::einsum("bhk,bhv->bhkv", {kt, u});
     out.push_back(at::einsum("bhkv,bhk->bhv", {S, q.select(1, t) / std::sqrt(static_cast<double>(D))}));
   }

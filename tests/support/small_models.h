@@ -32,6 +32,17 @@ inline nlohmann::json small_config(const std::string& kind, const nlohmann::json
   return config;
 }
 
+inline nlohmann::json small_mamba2_config(const nlohmann::json& more = nlohmann::json::object()) {
+  auto config = small_config("mamba2", {{"num_heads", 4},
+                                        {"head_dim", 16},
+                                        {"state_size", 8},
+                                        {"n_groups", 1},
+                                        {"chunk_size", 16},
+                                        {"initializer_range", 0.02}});
+  config.update(more);
+  return config;
+}
+
 inline std::vector<SmallModel> small_models() {
   const nlohmann::json pro{{"use_k_shift", true},
                            {"use_v_shift", true},
@@ -55,7 +66,13 @@ inline std::vector<SmallModel> small_models() {
       {"transformer_grouped", small_config("transformer", {{"num_heads", 4}, {"num_kv_heads", 2}})},
       {"transformer_window", small_config("transformer", {{"window_size", 4}})},
       {"hgrn2", small_config("hgrn2", {{"expand_ratio", 8}})},
-      {"hgrn2_lower_bound", small_config("hgrn2", {{"expand_ratio", 16}, {"apply_lower_bound", true}})}};
+      {"hgrn2_lower_bound", small_config("hgrn2", {{"expand_ratio", 16}, {"apply_lower_bound", true}})},
+      {"delta_net", small_config("delta_net", {{"num_heads", 2}})},
+      {"mamba2", small_mamba2_config()},
+      {"samba",
+       small_config("samba",
+                    {{"state_size", 4},
+                     {"attn", {{"layers", nullptr}, {"num_heads", 4}, {"num_kv_heads", 2}, {"window_size", 5}}}})}};
 }
 
 /// A float64 model whose weights are all far from their symmetric starting values.
