@@ -87,6 +87,13 @@ std::optional<toml::table> parse_value(const std::string& value, const std::stri
 }
 
 std::string toml_value(const nlohmann::ordered_json& value) {
+  if (value.is_object()) {
+    std::string keys;
+    for (const auto& [key, inner] : value.items()) {
+      if (!inner.is_null()) keys += fmt::format("{}{} = {}", keys.empty() ? "" : ", ", key, toml_value(inner));
+    }
+    return "{ " + keys + " }";
+  }
   if (!value.is_array()) return value.dump();
   std::string list;
   for (const auto& item : value) list += (list.empty() ? "" : ", ") + toml_value(item);
