@@ -91,6 +91,17 @@ TEST_F(RunConfigTest, PrintedConfigurationReadsBackTheSame) {
   }
 }
 
+// A table within a table (Samba's attn, with a null in it) survives the way through TOML.
+TEST_F(RunConfigTest, TablesWithinTablesReadBackTheSame) {
+  const std::string rest = kRun.substr(kRun.find("[data]"));
+  for (const std::string model :
+       {"model_type = \"samba-project_fox\"\nhidden_size = 96\nattn = { num_heads = 4, window_size = 64 }\n",
+        "model_type = \"samba-project_fox\"\n"}) {
+    const RunConfig config = load("[model]\n" + model + rest);
+    EXPECT_EQ(load(config.to_toml()).to_json(), config.to_json()) << config.to_toml();
+  }
+}
+
 TEST_F(RunConfigTest, OverridesApplyInOrder) {
   const auto set = [&](std::vector<std::string> overrides) { return load(kRun, overrides); };
   EXPECT_EQ(set({"train.lr=0.25", "train.lr=0.5"}).train.lr, 0.5);
