@@ -59,7 +59,7 @@ class Converter {
     json result = json::object();
     for (const auto& [key, value] : table) {
       const std::string name(key.str());
-      const std::string below = path.empty() ? name : path + "." + name;
+      const std::string below = path.empty() ? name : fmt::format("{}.{}", path, name);
       file_.places[below] = place(value);
       result[name] = convert(value, below);
     }
