@@ -7,12 +7,13 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <memory>
 #include <system_error>
-#include <vector>
+#include <utility>
 
 #include "base/error.h"
 
@@ -151,11 +152,15 @@ int open_for_reading(const fs::path& path) {
 std::string read_file(const fs::path& path) {
   Descriptor fd(open_for_reading(path));
   struct stat info {};
-  std::string content;
-  if (::fstat(fd.get(), &info) == 0 && info.st_size > 0) content.reserve(static_cast<size_t>(info.st_size));
-  std::vector<char> block(kBlock);
-  // Pipes and files of /proc do not tell their size, so it is only a guess for the reservation.
-  while (const size_t n = read_some(fd.get(), block.data(), block.size(), path)) content.append(block.data(), n);
+  if (::fstat(fd.get(), &info) != 0) fail("read", path, errno);
+  // One byte more than the size, so that the end is seen without growing. Pipes and files of /proc say a size of 0.
+  std::string content(std::max<size_t>(static_cast<size_t>(info.st_size) + 1, 4096), '\0');
+  size_t used = 0;
+  while (const size_t n = read_some(fd.get(), content.data() + used, content.size() - used, path)) {
+    used += n;
+    if (used == content.size()) content.resize(2 * used);
+  }
+  content.resize(used);
   return content;
 }
 
@@ -180,9 +185,9 @@ std::string file_checksum(const fs::path& path) {
   Descriptor fd(open_for_reading(path));
   const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
   XXH3_128bits_reset(state.get());
-  std::vector<char> block(kBlock);
-  while (const size_t n = read_some(fd.get(), block.data(), block.size(), path)) {
-    XXH3_128bits_update(state.get(), block.data(), n);
+  const auto block = std::make_unique_for_overwrite<char[]>(kBlock);
+  while (const size_t n = read_some(fd.get(), block.get(), kBlock, path)) {
+    XXH3_128bits_update(state.get(), block.get(), n);
   }
   return hex(XXH3_128bits_digest(state.get()));
 }

@@ -59,6 +59,15 @@ TEST_F(Files, ReadsBackWhatWasWritten) {
   EXPECT_EQ(names(), std::vector<std::string>{"a"});
 }
 
+TEST_F(Files, ReadsFilesOfEverySizeAndOfNone) {
+  for (const size_t size : {1, 4094, 4095, 4096, 4097, 100'000}) {
+    write_file_atomically(dir_ / "a", std::string(size, 'x'));
+    EXPECT_EQ(read_file(dir_ / "a"), std::string(size, 'x'));
+  }
+  // Files of /proc say that they are empty.
+  EXPECT_NE(read_file("/proc/self/status").find("VmPeak"), std::string::npos);
+}
+
 TEST_F(Files, PiecesOfEverySizeArriveInOrder) {
   std::string expected;
   write_file_atomically(dir_ / "a", [&](const auto& append) {
