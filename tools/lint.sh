@@ -1,6 +1,7 @@
 #!/bin/sh
 # Formatting, layers and clang-tidy. usage: tools/lint.sh [BUILD [ROOM…]]   (BUILD holds compile_commands.json)
-# clang-tidy reads the rooms named, by default those without torch headers: a file with them costs it a minute.
+# clang-tidy reads the rooms named, by default those without torch headers: a file with them costs it a minute,
+# and needs a BUILD configured with -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON (clang cannot read GCC's precompiled header).
 set -eu
 cd "$(dirname "$0")/.."
 build=${1:-build}
