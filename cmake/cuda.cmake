@@ -24,7 +24,9 @@ macro(fox_cuda_backend)
   file(GLOB _ops CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/*/*_cuda.cpp)
   add_library(fox_cuda SHARED ${_ops} $<TARGET_OBJECTS:room_kernels_cuda>)
   fox_compile_settings(fox_cuda OFF)
-  target_link_libraries(fox_cuda PRIVATE fox "${FOX_TORCH_DIR}/lib/libtorch_cuda.so" "${FOX_TORCH_DIR}/lib/libc10_cuda.so")
+  # libtorch_cuda registers ATen's CUDA side when it is loaded; nothing here names a symbol of it, so ask for it by name.
+  target_link_libraries(fox_cuda PRIVATE fox "${FOX_TORCH_DIR}/lib/libc10_cuda.so"
+    -Wl,--no-as-needed "${FOX_TORCH_DIR}/lib/libtorch_cuda.so" -Wl,--as-needed)
   target_include_directories(fox_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   # The runtime that torch loads, not a second one inside this library.
   set_target_properties(fox_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Shared LINKER_LANGUAGE CXX)
