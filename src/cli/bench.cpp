@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <utility>
 
 #include "bench/attention.h"
 #include "cli/commands.h"
@@ -15,8 +16,9 @@ struct Arguments {
 };
 
 void run(const Arguments& arguments) {
-  if (!arguments.json) fmt::print("{}\n", bench::table_head());
+  bool headed = arguments.json;  // the head waits for the first line: a device that is not there prints an error alone
   bench::bench_attention(arguments.options, [&](const bench::AttentionMeasurement& line) {
+    if (!std::exchange(headed, true)) fmt::print("{}\n", bench::table_head());
     fmt::print("{}\n", arguments.json ? bench::to_json(line) : bench::table_row(line));
     std::fflush(stdout);
   });
