@@ -24,8 +24,11 @@ macro(fox_cuda_backend)
   file(GLOB _ops CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/*/*_cuda.cpp)
   add_library(fox_cuda SHARED ${_ops} $<TARGET_OBJECTS:room_kernels_cuda>)
   fox_compile_settings(fox_cuda OFF)
+  # What it needs of fox itself it finds in the program that loads it, libfox.so or a test: linked to libfox.so it would
+  # bring a second copy of every operator into a test, which is linked with the objects.
+  #
   # libtorch_cuda registers ATen's CUDA side when it is loaded; nothing here names a symbol of it, so ask for it by name.
-  target_link_libraries(fox_cuda PRIVATE fox "${FOX_TORCH_DIR}/lib/libc10_cuda.so"
+  target_link_libraries(fox_cuda PRIVATE "${FOX_TORCH_DIR}/lib/libc10_cuda.so"
     -Wl,--no-as-needed "${FOX_TORCH_DIR}/lib/libtorch_cuda.so" -Wl,--as-needed)
   target_include_directories(fox_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   # The runtime that torch loads, not a second one inside this library.

@@ -103,6 +103,8 @@ function(fox_test source)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE FOX_SOURCE_DIR="${CMAKE_SOURCE_DIR}" FOX_BUILD_DIR="${CMAKE_BINARY_DIR}")
   target_link_libraries(${name} PRIVATE GTest::gtest_main ${FOX_THIRD_PARTY})
+  # So that a CUDA backend it loads finds fox in it (cmake/cuda.cmake).
+  set_target_properties(${name} PROPERTIES ENABLE_EXPORTS ON)
   # Tests run side by side on two cores: one thread each unless a test asks for more.
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES ENVIRONMENT "OMP_NUM_THREADS=1" TIMEOUT 600)

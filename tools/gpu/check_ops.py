@@ -20,8 +20,8 @@ EPS = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-23, torc
 
 
 def load(build):
-    torch.ops.load_library(os.path.join(build, "libfox.so"))
-    ctypes.CDLL(os.path.join(build, "libfox_cuda.so"), mode=ctypes.RTLD_GLOBAL)
+    for name in ("libfox.so", "libfox_cuda.so"):  # the second finds the first's symbols because they are global
+        ctypes.CDLL(os.path.join(build, name), mode=ctypes.RTLD_GLOBAL)
 
 
 def strided(*shape):

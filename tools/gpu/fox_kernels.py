@@ -28,6 +28,9 @@ class Params(ctypes.Structure):
 
 
 def load(path=os.environ.get("FOX_KERNELS") or os.path.join(ROOT, "build-cuda", "libfox_kernels.so")):
+    fox = os.path.join(os.path.dirname(path), "libfox.so")
+    if os.path.exists(fox):  # a whole build's libfox_cuda.so finds fox in what was loaded before it
+        ctypes.CDLL(fox, mode=ctypes.RTLD_GLOBAL)
     lib = ctypes.CDLL(path)
     for name in ("forward", "backward"):
         if not hasattr(lib, f"fox_forgetting_attn_{name}"):
