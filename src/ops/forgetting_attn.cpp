@@ -20,20 +20,12 @@
 #include "kernels/cpu/forgetting_attn.h"
 #include "ops/common.h"
 #include "ops/forgetting_attn_checks.h"
+#include "ops/forgetting_attn_schema.h"
 
 namespace fox::ops {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-using Result = std::tuple<at::Tensor, at::Tensor>;
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-using Forward = Result(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&,
-                       std::optional<double>, std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&,
-                       std::optional<double>, const OptionalTensor&, bool);
-using Backward = Gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const OptionalTensor&, const at::Tensor&, const at::Tensor&, std::optional<double>,
-                           std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&, std::optional<double>,
-                           const OptionalTensor&, bool);
+using namespace forgetting_attn_schema;
 
 Result call(const ForgettingAttnInputs& in, const ForgettingAttnOptions& x) {
   static const auto op = find_operator<Forward>("fox::forgetting_attn");

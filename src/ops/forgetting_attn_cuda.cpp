@@ -4,20 +4,12 @@
 #include "kernels/cuda/forgetting_attn.h"
 #include "ops/cuda_common.h"
 #include "ops/forgetting_attn.h"
+#include "ops/forgetting_attn_schema.h"
 
 namespace fox::ops {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-using Result = std::tuple<at::Tensor, at::Tensor>;
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-using Forward = Result(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&,
-                       std::optional<double>, std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&,
-                       std::optional<double>, const OptionalTensor&, bool);
-using Backward = Gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const OptionalTensor&, const at::Tensor&, const at::Tensor&, std::optional<double>,
-                           std::optional<int64_t>, const OptionalTensor&, const OptionalTensor&, std::optional<double>,
-                           const OptionalTensor&, bool);
+using namespace forgetting_attn_schema;
 
 // The kernels read 16 bytes at a time along D: anything else is copied, never misread.
 at::Tensor aligned(const at::Tensor& t) {
