@@ -34,7 +34,8 @@ DeltaNet::DeltaNet(const ModelConfig& config)
 
 at::Tensor DeltaNet::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence, nn::CacheSlot* slot) {
   auto* memory = static_cast<RecurrentSlot*>(slot);
-  const auto projected = nn::linear_together(x_BTC, {q_proj_.weight, k_proj_.weight, v_proj_.weight, b_proj_.weight});
+  const auto projected =
+      nn::linear_together(x_BTC, {q_proj_.weight, k_proj_.weight, v_proj_.weight, b_proj_.weight}, projections_);
   const auto convolved = [&](const nn::ShortConv& conv, size_t i) {
     const auto y = conv.forward(projected[i], sequence, memory ? &memory->conv[i] : nullptr);
     return at::silu(y).unflatten(-1, {config_.num_heads, -1});

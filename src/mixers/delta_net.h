@@ -22,6 +22,7 @@ class DeltaNet final : public Mixer {
  private:
   ModelConfig config_;
   nn::Linear q_proj_, k_proj_, v_proj_, b_proj_, o_proj_;
+  nn::PackedWeights projections_;
   nn::ShortConv q_conv_, k_conv_, v_conv_;
   nn::RmsNorm o_norm_;
 };

@@ -89,7 +89,7 @@ ForgettingAttn::Projected ForgettingAttn::project(const at::Tensor& x_BTC) const
   add(k_shift_proj_, projected.k_alpha_BTH);
   add(v_shift_proj_, projected.v_alpha_BTH);
   add(fgate_proj_, projected.gate_BTH);
-  const auto products = nn::linear_together(x_BTC, weights);
+  const auto products = nn::linear_together(x_BTC, weights, projections_);
   for (size_t i = 0; i < products.size(); ++i) *results[i] = products[i];
   projected.q_BTHD = projected.q_BTHD.unflatten(-1, {config_.num_heads, head_dim_});
   projected.k_BTHD = projected.k_BTHD.unflatten(-1, {config_.kv_heads(), head_dim_});

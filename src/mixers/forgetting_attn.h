@@ -37,6 +37,7 @@ class ForgettingAttn final : public Mixer {
   ModelConfig config_;
   int64_t layer_, head_dim_;
   nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
+  nn::PackedWeights projections_;
   std::optional<nn::Linear> k_shift_proj_, v_shift_proj_, fgate_proj_, ogate_proj_;
   at::Tensor fgate_bias_;  // (H,) for gates that do not look at the data
   std::optional<nn::RmsNorm> q_norm_, k_norm_, output_norm_;

@@ -36,7 +36,7 @@ Hgrn2::Hgrn2(const ModelConfig& config, int64_t layer, const SharedParameters& s
       g_norm_(config.hidden_size, config.norm_eps) {}
 
 at::Tensor Hgrn2::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence, nn::CacheSlot* slot) {
-  const auto projected = nn::linear_together(x_BTC, {q_proj_.weight, f_proj_.weight, i_proj_.weight});
+  const auto projected = nn::linear_together(x_BTC, {q_proj_.weight, f_proj_.weight, i_proj_.weight}, projections_);
   const auto logits_BTC = ops::cast(projected[1], ops::compute_type(x_BTC.scalar_type()));
   const bool bounded = config_.apply_lower_bound && layer_ > 0;
   const auto gate =

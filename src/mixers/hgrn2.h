@@ -24,6 +24,7 @@ class Hgrn2 final : public Mixer {
   int64_t layer_;
   at::Tensor lower_bounds_;  // (layers, C), all layers'
   nn::Linear q_proj_, f_proj_, i_proj_, o_proj_;
+  nn::PackedWeights projections_;
   nn::RmsNorm g_norm_;
 };
 

@@ -149,8 +149,7 @@ Loss LanguageModel::loss(const at::Tensor& ids_BT, const at::Tensor& labels_BT, 
   }
   const auto x_NC = hidden(ids_BT, sequence).flatten(0, 1);
   const auto weight_N = token_weight_BT ? std::optional(token_weight_BT->flatten()) : std::nullopt;
-  const auto result =
-      ops::linear_cross_entropy(x_NC, impl_->lm_head.weight.to(impl_->compute()), labels_BT.flatten(), weight_N);
+  const auto result = ops::linear_cross_entropy(x_NC, impl_->lm_head.weight, labels_BT.flatten(), weight_N);
   return {result.total, result.loss_N.view(labels_BT.sizes())};
 }
 

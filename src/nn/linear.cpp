@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "nn/linear_together.h"
+
 namespace fox::nn {
 
 Linear::Linear(int64_t in_features, int64_t out_features, bool with_bias)
@@ -13,8 +15,8 @@ Linear::Linear(int64_t in_features, int64_t out_features, bool with_bias)
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
-  const auto cast_bias = bias.defined() ? std::optional<at::Tensor>(bias.to(x.scalar_type())) : std::nullopt;
-  return at::linear(x, weight.to(x.scalar_type()), cast_bias);
+  if (!bias.defined()) return linear_packed(x, {weight}, packed);
+  return at::linear(x, weight.to(x.scalar_type()), bias.to(x.scalar_type()));
 }
 
 void Linear::init(double std) {

@@ -2,15 +2,17 @@
 
 #include <string>
 
+#include "nn/packed_weights.h"
 #include "nn/sequence.h"
 
 namespace fox::nn {
 
-/// y = x Wᵀ + b. The weight is cast to x's dtype on use, so float32 masters serve bfloat16 activations and receive
-/// float32 gradients.
+/// y = x Wᵀ + b. The weight serves in x's dtype, cast when it has changed, so float32 masters serve bfloat16
+/// activations and receive float32 gradients.
 struct Linear {
-  at::Tensor weight;  ///< (out, in)
-  at::Tensor bias;    ///< (out,) or undefined
+  at::Tensor weight;     ///< (out, in)
+  at::Tensor bias;       ///< (out,) or undefined
+  PackedWeights packed;  ///< the weight in the activations' dtype
 
   /// float32 on the CPU, values undefined.
   Linear(int64_t in_features, int64_t out_features, bool with_bias = false);

@@ -2,43 +2,82 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
-
+#include "base/error.h"
 #include "checkpoint/hf_directory.h"
 
 namespace fox::train {
 
+at::Tensor GradientNorms::divisor(double max_norm) const { return ((global + 1e-6) / max_norm).clamp_min(1); }
+
+GradientNorms gradient_norms(const nn::Parameters& parameters) {
+  const at::NoGradGuard no_grad;
+  GradientNorms norms;
+  std::vector<at::Tensor> gradients;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& gradient = parameters[i].tensor.grad();
+    if (!gradient.defined()) continue;
+    norms.parameters.push_back(i);
+    gradients.push_back(gradient);
+  }
+  if (gradients.empty()) throw Error("no parameter has a gradient", "call backward on a loss first");
+  norms.each = at::stack(at::_foreach_norm(gradients, 2, at::kDouble));
+  norms.global = at::linalg_vector_norm(norms.each);
+  return norms;
+}
+
 AdamW::AdamW(const nn::Parameters& parameters, const AdamWOptions& options) : options_(options) {
-  groups_.push_back({options.weight_decay, {}, {}, {}, {}, {}});
-  groups_.push_back({0, {}, {}, {}, {}, {}});
+  groups_.push_back({options.weight_decay, {}, {}, {}, {}});
+  groups_.push_back({0, {}, {}, {}, {}});
   for (const auto& parameter : parameters) {
+    if (!steps_.defined()) {
+      steps_ = at::zeros({}, parameter.tensor.options().dtype(at::kFloat).requires_grad(false));
+    }
     if (!parameter.trainable) continue;
     Group& group = groups_[parameter.decay ? 0 : 1];
     group.names.push_back(parameter.name);
     group.parameters.push_back(parameter.tensor);
     group.exp_avg.push_back(at::zeros_like(parameter.tensor));
     group.exp_avg_sq.push_back(at::zeros_like(parameter.tensor));
-    // The fused kernel counts in float32, exact up to 2^24 steps.
-    group.step_counts.push_back(at::zeros({}, parameter.tensor.options().dtype(at::kFloat).requires_grad(false)));
   }
 }
 
-void AdamW::step(double lr) {
+void AdamW::step(double lr, const StepGuard& guard) {
   const at::NoGradGuard no_grad;
+  const auto skip = guard.apply.logical_not().to(at::kFloat);
+  steps_ += 1 - skip;
   for (auto& group : groups_) {
-    if (group.parameters.empty()) continue;
-    std::vector<at::Tensor> gradients;
-    gradients.reserve(group.parameters.size());
-    for (const auto& parameter : group.parameters) {
-      gradients.push_back(parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter));
-    }
-    at::_foreach_add_(group.step_counts, 1);
-    at::_fused_adamw_(group.parameters, gradients, group.exp_avg, group.exp_avg_sq, /*max_exp_avg_sqs=*/{},
-                      group.step_counts, lr, options_.beta1, options_.beta2, group.weight_decay, options_.eps,
-                      /*amsgrad=*/false, /*maximize=*/false);
+    if (!group.parameters.empty()) step(group, lr, guard, skip);
   }
-  ++steps_;
 }
+
+void AdamW::step(Group& group, double lr, const StepGuard& guard, const at::Tensor& skip) {
+  std::vector<at::Tensor> gradients;
+  gradients.reserve(group.parameters.size());
+  for (const auto& parameter : group.parameters) {
+    gradients.push_back(parameter.grad().defined() ? parameter.grad() : at::zeros_like(parameter));
+  }
+  // The fused kernel divides as it reads, by a float32: too coarse for float64.
+  const bool divide_first = group.parameters.front().scalar_type() == at::kDouble;
+  std::optional<at::Tensor> divisor;
+  if (divide_first) {
+    at::_foreach_mul_(gradients, guard.divisor.reciprocal());
+  } else {
+    divisor = guard.divisor.to(at::kFloat);
+  }
+  const std::vector<at::Tensor> counts(gradients.size(), steps_);
+  at::_fused_adamw_(group.parameters, gradients, group.exp_avg, group.exp_avg_sq, /*max_exp_avg_sqs=*/{}, counts, lr,
+                    options_.beta1, options_.beta2, group.weight_decay, options_.eps, /*amsgrad=*/false,
+                    /*maximize=*/false, divisor, skip);
+  // It does not tell autograd, by whose count of versions others see that a weight has changed (nn::PackedWeights).
+  for (const auto& parameter : group.parameters) parameter.unsafeGetTensorImpl()->bump_version();
+}
+
+void AdamW::step(double lr) {
+  const auto options = steps_.options();
+  step(lr, {at::ones({}, options.dtype(at::kDouble)), at::ones({}, options.dtype(at::kBool))});
+}
+
+int64_t AdamW::steps() const { return static_cast<int64_t>(steps_.item<float>()); }
 
 checkpoint::NamedTensors AdamW::state() const {
   checkpoint::NamedTensors state;
@@ -54,31 +93,7 @@ checkpoint::NamedTensors AdamW::state() const {
 void AdamW::restore(const checkpoint::NamedTensors& state, int64_t steps, const std::string& where) {
   const at::NoGradGuard no_grad;
   checkpoint::load_into(state, this->state(), where);
-  for (auto& group : groups_) {
-    for (auto& count : group.step_counts) count.fill_(steps);
-  }
-  steps_ = steps;
-}
-
-double gradient_norm(const nn::Parameters& parameters) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> norms;
-  for (const auto& parameter : parameters) {
-    const auto& gradient = parameter.tensor.grad();
-    if (gradient.defined()) norms.push_back(at::linalg_vector_norm(gradient, 2, std::nullopt, false, at::kDouble));
-  }
-  return norms.empty() ? 0 : at::linalg_vector_norm(at::stack(norms)).item<double>();
-}
-
-void clip_gradients(const nn::Parameters& parameters, double norm, double max_norm) {
-  const double factor = max_norm / (norm + 1e-6);
-  if (factor >= 1) return;
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> gradients;
-  for (const auto& parameter : parameters) {
-    if (parameter.tensor.grad().defined()) gradients.push_back(parameter.tensor.grad());
-  }
-  if (!gradients.empty()) at::_foreach_mul_(gradients, factor);
+  steps_.fill_(steps);
 }
 
 }  // namespace fox::train

@@ -16,17 +16,40 @@ struct AdamWOptions {
   double weight_decay = 0.1;  ///< of parameters whose Parameter::decay is set
 };
 
+/// The gradients of a step as their device knows them; reading any of it on the host waits for the device.
+struct GradientNorms {
+  std::vector<size_t> parameters;  ///< which parameters have a gradient (index into the list)
+  at::Tensor each;                 ///< (number of these,) float64: L2 norm of each
+  at::Tensor global;               ///< scalar float64: L2 norm over all together
+
+  /// What all gradients are to be divided by so that their global norm is at most `max_norm`:
+  /// max(1, (norm + 1e-6) / max_norm), scalar float64.
+  at::Tensor divisor(double max_norm) const;
+};
+
+/// Norms of all gradients, added up in float64. Throws fox::Error when no parameter has one.
+GradientNorms gradient_norms(const nn::Parameters& parameters);
+
+/// What a step is to heed; the device decides by it, the host need not know.
+struct StepGuard {
+  at::Tensor divisor;  ///< scalar float64: gradients are divided by this
+  at::Tensor apply;    ///< scalar bool: else the step changes nothing and does not count
+};
+
 /// AdamW (arXiv 1711.05101) with bias correction, through ATen's fused kernel: θ ← θ (1 - lr λ), then
 /// θ ← θ - lr m̂ / (√v̂ + eps). Two groups: with decay and without. Holds on to the parameters it was made with, and
-/// reads their gradients; a trainable parameter without a gradient counts as one whose gradient is 0.
+/// reads their gradients (dividing them in place); a trainable parameter without a gradient counts as one whose
+/// gradient is 0. Waits for nothing on a GPU.
 class AdamW {
  public:
   AdamW(const nn::Parameters& parameters, const AdamWOptions& options);
 
+  void step(double lr, const StepGuard& guard);
+  /// The same, unconditionally.
   void step(double lr);
 
-  /// Steps taken, which bias correction needs.
-  int64_t steps() const { return steps_; }
+  /// Steps taken, which bias correction needs (waits for the device).
+  int64_t steps() const;
 
   /// The moments, "exp_avg.NAME" and "exp_avg_sq.NAME" (the optimizer's own tensors, not copies).
   checkpoint::NamedTensors state() const;
@@ -37,17 +60,13 @@ class AdamW {
   struct Group {
     double weight_decay;
     std::vector<std::string> names;
-    std::vector<at::Tensor> parameters, exp_avg, exp_avg_sq, step_counts;
+    std::vector<at::Tensor> parameters, exp_avg, exp_avg_sq;
   };
+  void step(Group& group, double lr, const StepGuard& guard, const at::Tensor& skip);
+
   AdamWOptions options_;
   std::vector<Group> groups_;
-  int64_t steps_ = 0;
+  at::Tensor steps_;  ///< scalar, on the parameters' device; the fused kernel counts in float32, exact up to 2^24
 };
-
-/// L2 norm over all gradients together, added up in float64.
-double gradient_norm(const nn::Parameters& parameters);
-
-/// Scales all gradients by min(1, max_norm / (norm + 1e-6)), `norm` being their global norm.
-void clip_gradients(const nn::Parameters& parameters, double norm, double max_norm);
 
 }  // namespace fox::train

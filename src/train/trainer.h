@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "checkpoint/safetensors.h"
 #include "data/batch_stream.h"
@@ -42,6 +43,8 @@ class Trainer {
  public:
   /// Trains the parameters `model` has now, in place: set its device and dtypes before.
   Trainer(model::LanguageModel& model, const TrainerOptions& options);
+  ~Trainer();
+  Trainer(Trainer&&) noexcept;
 
   /// One step. Gradients of the micro-batches add up to the gradient of the mean loss over all labels of the step, so
   /// that how a step is cut makes no difference. When a loss or the gradient norm is not finite, neither parameters nor
@@ -49,9 +52,22 @@ class Trainer {
   /// Throws fox::Error when no label of the step counts.
   StepResult step(std::span<const data::Batch> micro_batches);
 
-  const TrainerState& state() const { return state_; }
+  /// The same in two halves, so that a GPU need not wait for the host: begin_step queues a whole step and returns (on a
+  /// GPU before it is done); finish_step waits for the oldest one begun and says what came of it. What is not finite is
+  /// kept out by the device itself, also in steps begun before that is known here. Batches on the host are copied to
+  /// the model's device.
+  void begin_step(std::span<const data::Batch> micro_batches);
+  StepResult finish_step();
+  /// Steps begun and not finished.
+  int64_t pending() const;
 
-  /// {"step", "tokens", "bad_steps", "optimizer_steps"}.
+  /// Where the finished steps have led to.
+  const TrainerState& state() const { return state_; }
+  /// Tokens read by all steps begun.
+  int64_t tokens_begun() const { return tokens_begun_; }
+
+  /// {"step", "tokens", "bad_steps", "optimizer_steps"}. This and tensors() are the state between two steps only while
+  /// none is pending.
   nlohmann::json state_json() const;
   /// The optimizer's moments by name; the parameters are the model's.
   checkpoint::NamedTensors tensors() const { return optimizer_.state(); }
@@ -59,12 +75,17 @@ class Trainer {
   void restore(const nlohmann::json& state, const checkpoint::NamedTensors& tensors, const std::string& where);
 
  private:
-  double backward(std::span<const data::Batch> micro_batches, StepResult& result);
+  struct Pending;
+  /// Losses of the micro-batches, on the device; sets pending.fault when the host knows of one.
+  std::vector<at::Tensor> backward(std::span<const data::Batch> micro_batches, Pending& pending);
+  void read_numbers(Pending& pending) const;
 
   model::LanguageModel& model_;
   TrainerOptions options_;
   AdamW optimizer_;
   TrainerState state_;
+  int64_t tokens_begun_ = 0;
+  std::vector<Pending> pending_;  ///< oldest first
 };
 
 }  // namespace fox::train

@@ -1,9 +1,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "nn/embedding.h"
 #include "nn/linear.h"
+#include "nn/linear_together.h"
 #include "nn/mlp.h"
 #include "nn/norm.h"
 #include "support/op_check.h"
@@ -34,6 +36,66 @@ TEST(Linear, Float32MastersServeBfloat16) {
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
   y.sum().backward();
   EXPECT_EQ(layer.weight.grad().scalar_type(), at::kFloat);
+}
+
+TEST(PackedWeights, FollowEveryChangeAndNothingElse) {
+  at::manual_seed(4);
+  const auto a = at::randn({3, 4}).requires_grad_(), b = at::randn({2, 4}).requires_grad_();
+  const PackedWeights packed;
+  const auto expected = [&] { return at::cat({a, b}).to(at::kBFloat16).detach(); };
+  const auto first = packed.get({a, b}, at::kBFloat16);
+  EXPECT_TRUE(at::equal(first, expected()));
+  EXPECT_FALSE(first.requires_grad());
+  EXPECT_EQ(packed.get({a, b}, at::kBFloat16).data_ptr(), first.data_ptr());
+  for (const auto& change : std::vector<std::function<void()>>{[&] { b.detach().fill_(7); },
+                                                               [&] {
+                                                                 const at::NoGradGuard no_grad;
+                                                                 a.mul_(2);
+                                                               },
+                                                               [&] {
+                                                                 a.set_data(at::randn({3, 4}));
+                                                               }}) {
+    change();
+    EXPECT_TRUE(at::equal(packed.get({a, b}, at::kBFloat16), expected()));
+  }
+  EXPECT_TRUE(at::equal(packed.get({a, b}, at::kDouble), at::cat({a, b}).to(at::kDouble)));
+}
+
+TEST(LinearTogether, EqualsOneProductAWeightForwardAndBackward) {
+  at::manual_seed(5);
+  for (const auto& [type, tolerance] : {std::pair(at::kDouble, 1e-13), std::pair(at::kFloat, 1e-5)}) {
+    const auto leaf = [&](at::IntArrayRef shape) { return at::randn(shape, type).requires_grad_(); };
+    const auto x = leaf({2, 5, 8});
+    const std::vector<at::Tensor> weights{leaf({6, 8}), leaf({1, 8}), leaf({4, 8})};
+    const auto dy = at::randn({2, 5, 11}, type);
+    const auto gradients = [&](const at::Tensor& y) {
+      y.backward(dy);
+      std::vector<at::Tensor> result{x.grad().clone()};
+      x.mutable_grad().reset();
+      for (const auto& weight : weights) {
+        result.push_back(weight.grad().clone());
+        weight.mutable_grad().reset();
+      }
+      return result;
+    };
+    const auto parts = linear_together(x, weights, {});
+    ASSERT_EQ(parts.size(), 3u);
+    std::vector<at::Tensor> separate;
+    for (const auto& weight : weights) separate.push_back(at::linear(x, weight));
+    for (size_t i = 0; i < parts.size(); ++i) EXPECT_TRUE(at::allclose(parts[i], separate[i], tolerance, tolerance));
+    const auto got = gradients(at::cat(parts, -1)), expected = gradients(at::cat(separate, -1));
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::allclose(got[i], expected[i], tolerance, tolerance)) << i;
+  }
+}
+
+// A weight that takes no gradient, an input that takes none, and no gradients at all.
+TEST(LinearTogether, ComputesOnlyTheGradientsThatAreWanted) {
+  const auto x = at::randn({3, 4}), w = at::randn({2, 4}).requires_grad_(), fixed = at::randn({2, 4});
+  const auto parts = linear_together(x, {w, fixed}, {});
+  at::cat(parts, -1).sum().backward();
+  EXPECT_TRUE(w.grad().defined());
+  EXPECT_FALSE(fixed.grad().defined());
+  EXPECT_FALSE(linear_together(x, {fixed, fixed}, {})[0].requires_grad());
 }
 
 TEST(Layers, InitialisationHasTheStatedSpread) {

@@ -90,35 +90,71 @@ TEST(AdamW, RefusesAnotherModelsState) {
   EXPECT_THROW(second.restore(first.state(), 1, "state"), Error);
 }
 
-TEST(Clipping, ScalesByTheGlobalNorm) {
-  const nn::Parameters parameters{make_parameter("a", {0, 0}, true), make_parameter("b", {0}, false)};
-  set_gradient(parameters[0], {3, 0});
-  set_gradient(parameters[1], {4});
-  ASSERT_DOUBLE_EQ(gradient_norm(parameters), 5);
-  clip_gradients(parameters, 5, 1);
-  EXPECT_NEAR(gradient_norm(parameters), 1, 1e-6);
-  EXPECT_DOUBLE_EQ(parameters[1].tensor.grad().item<double>(), 4 * (1 / (5 + 1e-6)));
+double global_norm(const nn::Parameters& parameters) { return gradient_norms(parameters).global.item<double>(); }
+
+StepGuard guard(double divisor, bool apply) {
+  return {at::full({}, divisor, at::kDouble), at::full({}, apply, at::kBool)};
+}
+
+TEST(Clipping, DividesByTheGlobalNorm) {
+  for (const auto type : {at::kDouble, at::kFloat}) {
+    nn::Parameters parameters{make_parameter("a", {0, 0}, true), make_parameter("b", {0}, false)};
+    for (auto& parameter : parameters) parameter.tensor = parameter.tensor.detach().to(type).requires_grad_(true);
+    parameters[0].tensor.mutable_grad() = at::tensor({3.0, 0.0}, at::kDouble).to(type);
+    parameters[1].tensor.mutable_grad() = at::tensor({4.0}, at::kDouble).to(type);
+    const auto norms = gradient_norms(parameters);
+    ASSERT_DOUBLE_EQ(norms.global.item<double>(), 5);
+    EXPECT_DOUBLE_EQ(norms.each[1].item<double>(), 4);
+    const auto divisor = norms.divisor(1);
+    EXPECT_DOUBLE_EQ(divisor.item<double>(), 5 + 1e-6);
+    AdamW optimizer(parameters, {});
+    optimizer.step(0, {divisor, at::ones({}, at::kBool)});
+    EXPECT_NEAR(global_norm(parameters), 1, 1e-6);
+  }
 }
 
 TEST(Clipping, LeavesSmallGradientsAlone) {
   const nn::Parameters parameters{make_parameter("a", {0}, true)};
   set_gradient(parameters[0], {0.5});
-  clip_gradients(parameters, gradient_norm(parameters), 1);
-  EXPECT_EQ(parameters[0].tensor.grad().item<double>(), 0.5);
+  EXPECT_EQ(gradient_norms(parameters).divisor(1).item<double>(), 1);
 }
 
 // Squares of float32 gradients overflow above 1.8e19; the norm must not.
 TEST(Clipping, NormOfLargeFloat32GradientsIsFinite) {
   const nn::Parameters parameters{{"a", at::zeros({4}, at::kFloat).requires_grad_(true), true, true}};
   parameters[0].tensor.mutable_grad() = at::full({4}, 1e30f);
-  EXPECT_NEAR(gradient_norm(parameters) / 2e30, 1, 1e-6);
+  EXPECT_NEAR(global_norm(parameters) / 2e30, 1, 1e-6);
 }
 
 TEST(Clipping, NormShowsNanAndInfinity) {
   for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
     const nn::Parameters parameters{make_parameter("a", {0, 0}, true)};
     set_gradient(parameters[0], {1, bad});
-    EXPECT_FALSE(std::isfinite(gradient_norm(parameters)));
+    EXPECT_FALSE(std::isfinite(global_norm(parameters)));
+  }
+}
+
+// What the device decides: neither parameters nor moments nor the count of steps move, in both groups and both dtypes.
+TEST(Guard, AStepThatMayNotBeAppliedChangesNothing) {
+  for (const auto type : {at::kDouble, at::kFloat}) {
+    nn::Parameters parameters{make_parameter("w", {0.5}, true), make_parameter("b", {-0.25}, false)};
+    for (auto& parameter : parameters) parameter.tensor = parameter.tensor.detach().to(type).requires_grad_(true);
+    const auto give_gradients = [&](double value) {
+      for (const auto& parameter : parameters) parameter.tensor.mutable_grad() = at::full({1}, value, type);
+    };
+    AdamW optimizer(parameters, {});
+    give_gradients(0.1);
+    optimizer.step(1e-2, guard(2, true));
+    std::vector<at::Tensor> before;
+    for (const auto& parameter : parameters) before.push_back(parameter.tensor.detach().clone());
+    for (const auto& [name, tensor] : optimizer.state()) before.push_back(tensor.clone());
+    give_gradients(std::nan(""));
+    optimizer.step(1e-2, guard(std::nan(""), false));
+    std::vector<at::Tensor> after;
+    for (const auto& parameter : parameters) after.push_back(parameter.tensor.detach());
+    for (const auto& [name, tensor] : optimizer.state()) after.push_back(tensor);
+    for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(at::equal(before[i], after[i])) << i;
+    EXPECT_EQ(optimizer.steps(), 1);
   }
 }
 

@@ -263,6 +263,38 @@ TEST(NotFinite, InAnyParameterIsABadStep) {
   }
 }
 
+// A step that is begun while the one before it, which is not finite, has not been looked at yet.
+TEST(NotFinite, IsKeptOutAlsoOfStepsBegunMeanwhile) {
+  const auto good = make_batch(4, 20, 1), bad = make_batch(4, 20, 2);
+  bool poison = false;
+  const auto run = [&](bool with_bad, bool at_once) {
+    auto model = make_model(small_config(), at::kFloat, at::kFloat);
+    Trainer trainer(model, {.schedule = {.peak = 3e-3, .minimum = 3e-3}, .adamw = {}, .max_grad_norm = 1});
+    for (const auto& parameter : model.parameters()) {
+      if (parameter.name != "model.layers.1.mlp.down_proj.weight") continue;
+      parameter.tensor.register_hook(
+          [&](const at::Tensor& gradient) { return poison ? gradient * HUGE_VAL : gradient; });
+    }
+    std::vector<std::string> faults;
+    const auto begin = [&](const data::Batch& batch, bool spoilt) {
+      poison = spoilt;
+      trainer.begin_step({&batch, 1});
+      if (at_once) faults.push_back(trainer.finish_step().fault);
+    };
+    begin(good, false);
+    if (with_bad) begin(bad, true);
+    begin(good, false);
+    EXPECT_EQ(trainer.pending(), at_once ? 0 : 3);
+    while (trainer.pending() > 0) faults.push_back(trainer.finish_step().fault);
+    EXPECT_EQ(trainer.state().tokens, 80 * std::ssize(faults));
+    EXPECT_EQ(faults[1].empty(), !with_bad);
+    return copy_of(model);
+  };
+  const auto expected = run(false, true);
+  EXPECT_TRUE(same_bits(run(true, true), expected));
+  EXPECT_TRUE(same_bits(run(true, false), expected));
+}
+
 TEST(NotFinite, ABadGradientIsNamed) {
   auto model = make_model(small_config(), at::kFloat, at::kFloat);
   Trainer trainer(model, options_for(80, 10));

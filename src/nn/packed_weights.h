@@ -1,0 +1,24 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+namespace fox::nn {
+
+/// Weights (out_i, in) below one another in the dtype of the activations: made when one of them has changed and not on
+/// each use, so once a step in training (however many forward passes that is) and once for a model that is only read.
+/// A copy of this object shares what is made. Safe to use from several threads as long as nobody changes the weights.
+class PackedWeights {
+ public:
+  PackedWeights();
+  /// (Σ out_i, in) in `dtype`, no gradient; a single weight that has `dtype` already is handed back itself.
+  at::Tensor get(const std::vector<at::Tensor>& weights, at::ScalarType dtype) const;
+
+ private:
+  struct Memory;
+  std::shared_ptr<Memory> memory_;
+};
+
+}  // namespace fox::nn
