@@ -11,33 +11,54 @@ find_package(Protobuf REQUIRED)
 set(FOX_THIRD_PARTY PkgConfig::HWY PkgConfig::PCRE2 PkgConfig::XXHASH ${BLOSC_LIBRARY} protobuf::libprotobuf-lite
     Threads::Threads ${CMAKE_DL_LIBS})
 
-# Parsing torch's headers costs 8 s a file, so they are compiled once.
-add_library(fox_pch OBJECT ${CMAKE_SOURCE_DIR}/cmake/pch.cpp)
-target_link_libraries(fox_pch PRIVATE torch_cpu)
-set_target_properties(fox_pch PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-target_compile_options(fox_pch PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
-target_include_directories(fox_pch PRIVATE ${CMAKE_SOURCE_DIR}/src)
-target_compile_definitions(fox_pch PRIVATE FMT_HEADER_ONLY)
-target_precompile_headers(fox_pch PRIVATE
-  <ATen/ATen.h> <ATen/Parallel.h> <torch/library.h> <torch/csrc/autograd/custom_function.h>)
+# {fmt} as a library, not header-only: that would compile it into every file, 3 s each. torch's include folder carries a
+# newer {fmt} without its library, so ours is found first.
+find_library(FMT_LIBRARY fmt REQUIRED)
+find_path(FMT_INCLUDE_DIR fmt/format.h REQUIRED NO_CMAKE_SYSTEM_PATH PATHS /usr/local/include /usr/include)
+set(FOX_FMT_INCLUDE ${CMAKE_BINARY_DIR}/include)
+file(MAKE_DIRECTORY ${FOX_FMT_INCLUDE})
+file(CREATE_LINK ${FMT_INCLUDE_DIR}/fmt ${FOX_FMT_INCLUDE}/fmt SYMBOLIC)
+list(APPEND FOX_THIRD_PARTY ${FMT_LIBRARY})
 
-function(fox_compile_settings target no_torch)
+# Parsing torch's headers costs 8 s a file, so they are compiled once a kind of file. What operators need on top, the
+# dispatcher and autograd functions, would cost each other file two seconds.
+function(fox_precompiled_headers name)
+  add_library(${name} OBJECT ${CMAKE_SOURCE_DIR}/cmake/pch.cpp)
+  target_link_libraries(${name} PRIVATE torch_cpu)
+  # One precompiled header serves libraries and executables only if all are compiled with the same -fPIC.
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/src)
+  target_include_directories(${name} SYSTEM BEFORE PRIVATE ${FOX_FMT_INCLUDE})
+  target_precompile_headers(${name} PRIVATE <ATen/ATen.h> <ATen/core/grad_mode.h> <ATen/Parallel.h> <fmt/format.h> ${ARGN})
+endfunction()
+fox_precompiled_headers(fox_pch)
+fox_precompiled_headers(fox_ops_pch <torch/library.h> <torch/csrc/autograd/custom_function.h>)
+# The command line and the tests only call what is compiled elsewhere: optimizing them would double their build time.
+fox_precompiled_headers(fox_caller_pch <gtest/gtest.h>)
+set(FOX_CALLER_OPTIONS -O0 -DGTEST_HAS_PTHREAD=1)  # the latter as GoogleTest's own targets ask
+target_compile_options(fox_caller_pch PRIVATE ${FOX_CALLER_OPTIONS})
+
+# What a target is compiled with; `headers`: NONE (no torch header), or the target whose precompiled headers it uses.
+function(fox_compile_settings target headers)
   target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/src)
-  target_compile_definitions(${target} PRIVATE FMT_HEADER_ONLY)
-  if(no_torch)
+  target_include_directories(${target} SYSTEM BEFORE PRIVATE ${FOX_FMT_INCLUDE})
+  if(headers STREQUAL NONE)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
   else()
     target_link_libraries(${target} PRIVATE torch_cpu)
-    # One precompiled header serves libraries and executables only if both are compiled with the same -fPIC.
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
-    target_precompile_headers(${target} REUSE_FROM fox_pch)
+    target_precompile_headers(${target} REUSE_FROM ${headers})
+    if(headers STREQUAL fox_caller_pch)
+      target_compile_options(${target} PRIVATE ${FOX_CALLER_OPTIONS})
+    endif()
   endif()
 endfunction()
 
-# fox_room(NAME [NO_TORCH] [DIR folder] [DEPS rooms…]): every .cpp below src/<folder> except *_cuda.cpp.
+# fox_room(NAME [HEADERS NONE|target] [DIR folder] [DEPS rooms…]): every .cpp below src/<folder> except *_cuda.cpp.
 function(fox_room name)
-  cmake_parse_arguments(R "NO_TORCH" "DIR" "DEPS" ${ARGN})
+  cmake_parse_arguments(R "" "DIR;HEADERS" "DEPS" ${ARGN})
   if(NOT R_DIR)
     set(R_DIR ${name})
   endif()
@@ -53,7 +74,10 @@ function(fox_room name)
   set(FOX_ROOMS ${FOX_ROOMS} ${name} PARENT_SCOPE)
   if(sources)
     add_library(room_${name} OBJECT ${sources})
-    fox_compile_settings(room_${name} ${R_NO_TORCH})
+    if(NOT R_HEADERS)
+      set(R_HEADERS fox_pch)
+    endif()
+    fox_compile_settings(room_${name} ${R_HEADERS})
   endif()
 endfunction()
 
@@ -88,9 +112,9 @@ function(fox_executable target)
     return()
   endif()
   add_executable(${target} ${sources})
-  fox_compile_settings(${target} OFF)
+  fox_compile_settings(${target} fox_caller_pch)
   # Operators register themselves when the library is loaded: keep it even if no symbol of it were named.
-  target_link_libraries(${target} PRIVATE -Wl,--no-as-needed fox -Wl,--as-needed)
+  target_link_libraries(${target} PRIVATE -Wl,--no-as-needed fox -Wl,--as-needed ${FMT_LIBRARY})
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${E_OUTPUT})
 endfunction()
 
@@ -99,7 +123,7 @@ function(fox_test source)
   get_filename_component(name ${source} NAME_WE)
   fox_objects(objects ${ARGN})
   add_executable(${name} ${source} ${objects})
-  fox_compile_settings(${name} OFF)
+  fox_compile_settings(${name} fox_caller_pch)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE FOX_SOURCE_DIR="${CMAKE_SOURCE_DIR}" FOX_BUILD_DIR="${CMAKE_BINARY_DIR}")
   target_link_libraries(${name} PRIVATE GTest::gtest_main ${FOX_THIRD_PARTY})

@@ -1,6 +1,7 @@
 // One case a file of expected values (tests/golden, or the folder FOX_GOLDEN_DIR): operators (op_*), models (model_*)
 // and whole training trajectories (train_*), in float64 and in float32. tests/spec/make_golden.py writes such files.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>

@@ -16,7 +16,7 @@ option(FOX_FUZZ "Build the libFuzzer targets (needs clang and its fuzzer runtime
 if(FOX_FUZZ)
   add_executable(safetensors_fuzz ${CMAKE_SOURCE_DIR}/tests/fuzz/safetensors_fuzz.cpp
                  ${CMAKE_SOURCE_DIR}/src/checkpoint/safetensors_header.cpp)
-  fox_compile_settings(safetensors_fuzz ON)
+  fox_compile_settings(safetensors_fuzz NONE)
   target_compile_options(safetensors_fuzz PRIVATE -fsanitize=fuzzer,address,undefined)
   target_link_options(safetensors_fuzz PRIVATE -fsanitize=fuzzer,address,undefined)
 endif()

@@ -1,6 +1,7 @@
 #include "eval/window_scores.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <vector>

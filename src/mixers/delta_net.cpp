@@ -5,8 +5,8 @@
 #include "mixers/initial_values.h"
 #include "mixers/recurrent_slot.h"
 #include "nn/linear_together.h"
-#include "ops/common.h"
 #include "ops/delta_net.h"
+#include "ops/dtypes.h"
 
 namespace fox::mixers {
 namespace {

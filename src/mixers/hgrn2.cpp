@@ -5,7 +5,7 @@
 #include "mixers/initial_values.h"
 #include "mixers/recurrent_slot.h"
 #include "nn/linear_together.h"
-#include "ops/common.h"
+#include "ops/dtypes.h"
 #include "ops/hgrn2.h"
 
 namespace fox::mixers {

@@ -7,7 +7,7 @@
 
 #include "mixers/initial_values.h"
 #include "mixers/recurrent_slot.h"
-#include "ops/common.h"
+#include "ops/dtypes.h"
 #include "ops/mamba.h"
 
 namespace fox::mixers {

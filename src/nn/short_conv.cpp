@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "ops/common.h"
+#include "ops/dtypes.h"
 #include "ops/recurrence.h"
 
 namespace fox::nn {

@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#include "ops/dtypes.h"
+
 /// What the operators share. Each operator `fox::name` has kernels for CPU and Meta (and CUDA in the CUDA backend), and
 /// an Autograd kernel whose backward is the operator `fox::name_backward`; checks stand in the kernels, so that callers
 /// from C++ and from Python meet the same ones.
@@ -39,25 +41,6 @@ inline std::optional<at::Tensor> optional_of(const at::Tensor& t) {
 void refuse_double_backward(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 inline torch::CppFunction once_differentiable() {
   return torch::CppFunction::makeFromBoxedFunction<&refuse_double_backward>();
-}
-
-/// float32 for bfloat16 and float16, else the type itself.
-inline at::ScalarType compute_type(at::ScalarType type) {
-  return type == at::kBFloat16 || type == at::kHalf ? at::kFloat : type;
-}
-/// A tensor in `type`, undefined ones left alone.
-inline at::Tensor cast(const at::Tensor& t, at::ScalarType type) {
-  return !t.defined() || t.scalar_type() == type ? t : t.to(type);
-}
-
-/// Calls f.template operator()<float>() or <double>().
-template <class F>
-void dispatch_real(at::ScalarType type, const F& f) {
-  if (type == at::kDouble) {
-    f.template operator()<double>();
-  } else {
-    f.template operator()<float>();
-  }
 }
 
 /// A tensor (..., width) seen as rows a constant stride apart, each row contiguous; `tensor` is a contiguous copy when
