@@ -71,6 +71,7 @@ void visit(TrainConfig& c, Visitor&& key) {
   key("weight_decay", c.weight_decay, Range::at_least(0));
   key("max_grad_norm", c.max_grad_norm, Range::above(0));
   key.choice("precision", c.precision, {"float32", "bf16", "float64"});
+  key.choice("activation_checkpointing", c.activation_checkpointing, {"none", "mlp", "full"});
   key("threads", c.threads, Range::between(0, 4096));
   key("device", c.device);
   key("max_bad_steps", c.max_bad_steps, Range::at_least(1));
@@ -151,7 +152,7 @@ class Loader {
     visit(data, Reading{table});
     table.finish();
     if (data.train.empty()) table.fail("train", "names no text", "for example: train = [\"corpus/train\"]");
-    if (data.valid_fraction >= 1) table.fail("valid_fraction", "must be below 1: nothing would be left to train on");
+    if (data.valid_fraction >= 1) table.fail("valid_fraction", "must be below 1", "nothing would be left to train on");
     if (data.merges && data.tokenizer != "gpt2") {
       table.fail("merges", fmt::format("cannot be chosen for the tokenizer \"{}\"", data.tokenizer),
                  "only \"gpt2\" has merges to choose from");
@@ -181,12 +182,14 @@ class Loader {
     }
     if (train.warmup_tokens > train.max_tokens) {
       table.fail("warmup_tokens",
-                 fmt::format("= {} is above train.max_tokens = {}", train.warmup_tokens, train.max_tokens));
+                 fmt::format("= {} is above train.max_tokens = {}", train.warmup_tokens, train.max_tokens),
+                 "the warm-up is a part of the training");
     }
     if (train.min_lr > train.lr)
-      table.fail("min_lr", fmt::format("= {} is above train.lr = {}", train.min_lr, train.lr));
-    if (train.beta1 >= 1) table.fail("beta1", "must be below 1");
-    if (train.beta2 >= 1) table.fail("beta2", "must be below 1");
+      table.fail("min_lr", fmt::format("= {} is above train.lr = {}", train.min_lr, train.lr),
+                 "the learning rate falls to min_lr");
+    if (train.beta1 >= 1) table.fail("beta1", "must be below 1", "usual is 0.9");
+    if (train.beta2 >= 1) table.fail("beta2", "must be below 1", "usual is 0.95");
   }
 
   std::filesystem::path path_;

@@ -32,8 +32,9 @@ struct TrainConfig {
   double lr = 1e-3;
   double min_lr = 0;
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, max_grad_norm = 1.0;
-  std::string precision = "float32";  // or "bf16" (float32 masters), "float64"
-  int64_t threads = 0;                // 0: all cores
+  std::string precision = "float32";              // or "bf16" (float32 masters), "float64"
+  std::string activation_checkpointing = "none";  // or "mlp", "full": what is computed again instead of being kept
+  int64_t threads = 0;                            // 0: all cores
   std::string device = "cpu";
   int64_t max_bad_steps = 5;  // stop after this many consecutive non-finite steps
 };

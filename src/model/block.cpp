@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "model/names.h"
+#include "nn/recompute.h"
 
 namespace fox::model {
 
@@ -22,7 +23,13 @@ at::Tensor Block::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence,
                           at::ScalarType compute) {
   const auto mixed_BTC = x_BTC + mixer_->forward(mixer_norm_.forward(x_BTC).to(compute), sequence, slot);
   if (!mlp_) return mixed_BTC;
-  return mixed_BTC + mlp_->forward(mlp_norm_->forward(mixed_BTC).to(compute));
+  return mixed_BTC + apply_mlp(mlp_norm_->forward(mixed_BTC).to(compute));
+}
+
+at::Tensor Block::apply_mlp(const at::Tensor& x_BTC) const {
+  if (!recompute_mlp_) return mlp_->forward(x_BTC);
+  const auto forward = [this](const std::vector<at::Tensor>& x) { return std::vector{mlp_->forward(x[0])}; };
+  return nn::recomputed(forward, {x_BTC})[0];
 }
 
 void Block::collect(const std::string& prefix, nn::Parameters& out) {

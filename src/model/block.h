@@ -21,16 +21,20 @@ class Block {
   /// Parameters by their published names, led by `prefix` (ends with '.').
   void collect(const std::string& prefix, nn::Parameters& out);
   void init();
+  /// Whether the MLP keeps only its input for the backward pass.
+  void set_recompute_mlp(bool on) { recompute_mlp_ = on; }
   const mixers::Mixer& mixer() const { return *mixer_; }
 
  private:
   void init_mlp();
+  at::Tensor apply_mlp(const at::Tensor& x_BTC) const;
 
   ModelConfig config_;
   nn::RmsNorm mixer_norm_;
   std::unique_ptr<mixers::Mixer> mixer_;
   std::optional<nn::RmsNorm> mlp_norm_;
   std::optional<nn::SwigluMlp> mlp_;
+  bool recompute_mlp_ = false;
 };
 
 }  // namespace fox::model

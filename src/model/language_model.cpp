@@ -14,6 +14,7 @@
 #include "nn/embedding.h"
 #include "nn/linear.h"
 #include "nn/norm.h"
+#include "nn/recompute.h"
 #include "ops/linear_cross_entropy.h"
 
 namespace fox::model {
@@ -101,6 +102,7 @@ struct LanguageModel::Impl {
   nn::Linear lm_head;
   nn::Parameters parameters;
   std::optional<at::ScalarType> compute_dtype;
+  Recompute recompute = Recompute::kNone;
 };
 
 LanguageModel::LanguageModel(const ModelConfig& config) : impl_(std::make_unique<Impl>(config)) {}
@@ -130,9 +132,14 @@ at::Tensor LanguageModel::hidden(const at::Tensor& ids_BT, const nn::Sequence& s
   // A cache is memory of the past, overwritten as it grows: no gradient passes through it.
   const at::AutoGradMode grad_mode(cache == nullptr && at::GradMode::is_enabled());
   auto x_BTC = impl_->embeddings.forward(ids_BT);
+  const bool recompute = impl_->recompute == Recompute::kFull && at::GradMode::is_enabled();
   for (size_t layer = 0; layer < impl_->blocks.size(); ++layer) {
-    x_BTC =
-        impl_->blocks[layer]->forward(x_BTC, sequence, cache ? cache->slots[layer].get() : nullptr, impl_->compute());
+    auto* block = impl_->blocks[layer].get();
+    auto* slot = cache ? cache->slots[layer].get() : nullptr;
+    const nn::TensorFunction forward = [=, compute = impl_->compute()](const std::vector<at::Tensor>& x) {
+      return std::vector<at::Tensor>{block->forward(x[0], sequence, slot, compute)};
+    };
+    x_BTC = recompute ? nn::recomputed(forward, {x_BTC})[0] : forward({x_BTC})[0];
   }
   if (cache) cache->length += ids_BT.size(1);
   return impl_->norm.forward(x_BTC).to(impl_->compute());
@@ -169,6 +176,11 @@ void LanguageModel::to(at::Device device, at::ScalarType dtype) {
 }
 
 void LanguageModel::set_compute_dtype(at::ScalarType dtype) { impl_->compute_dtype = dtype; }
+
+void LanguageModel::set_recompute(Recompute what) {
+  impl_->recompute = what;
+  for (auto& block : impl_->blocks) block->set_recompute_mlp(what == Recompute::kMlp);
+}
 
 void LanguageModel::set_requires_grad(bool on) {
   for (auto& parameter : impl_->parameters) parameter.tensor.set_requires_grad(on && parameter.trainable);

@@ -19,6 +19,13 @@ struct Cache {
   std::optional<at::Tensor> seq_start;  ///< left padding of the first chunk, kept for all later ones
 };
 
+/// What a training step keeps of a layer's forward pass for its backward pass; the rest is computed again.
+enum class Recompute {
+  kNone,  ///< everything is kept
+  kMlp,   ///< of an MLP its input
+  kFull,  ///< of a whole layer its input
+};
+
 struct Loss {
   at::Tensor total;    ///< scalar Σ weight_n loss_n (mean over the labels that count by default); differentiable
   at::Tensor loss_BT;  ///< nats a token, not differentiable
@@ -58,6 +65,8 @@ class LanguageModel {
   /// Activations are computed in this dtype, weights cast on use; default: the parameters' own dtype.
   void set_compute_dtype(at::ScalarType dtype);
   void set_requires_grad(bool on);
+  /// Activation checkpointing. The gradients are the same, bit for bit where the operators' are.
+  void set_recompute(Recompute what);
 
   ParameterCount count_parameters() const;
   /// Forward FLOPs a token at context length L, as arXiv 2503.02130, Table 6 counts them.

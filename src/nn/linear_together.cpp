@@ -7,6 +7,9 @@
 namespace fox::nn {
 namespace {
 
+// cuBLAS takes twice as long for products whose sizes are no multiple of 8.
+constexpr int64_t kRowMultiple = 8;
+
 /// dyᵀ x in `type`. On CUDA a product of 16-bit matrices can leave its float32 sums as they are.
 at::Tensor weight_gradient(const at::Tensor& dy_NO, const at::Tensor& x_NC, at::ScalarType type) {
   if (!x_NC.is_cuda() || type == x_NC.scalar_type()) return at::mm(dy_NO.t(), x_NC).to(type);
@@ -47,21 +50,30 @@ class LinearPacked : public torch::autograd::Function<LinearPacked> {
   }
 };
 
-}  // namespace
-
-at::Tensor linear_packed(const at::Tensor& x, const std::vector<at::Tensor>& weights, const PackedWeights& packed) {
-  const auto matrix = packed.get(weights, x.scalar_type());
+at::Tensor apply(const at::Tensor& x, const std::vector<at::Tensor>& weights, const at::Tensor& matrix) {
   bool wants_grad = x.requires_grad();
   for (const auto& weight : weights) wants_grad = wants_grad || weight.requires_grad();
   if (!at::GradMode::is_enabled() || !wants_grad) return at::linear(x, matrix);
   return LinearPacked::apply(x, matrix, at::TensorList(weights));  // a list: the one kind that autograd looks into
 }
 
+}  // namespace
+
+at::Tensor linear_packed(const at::Tensor& x, const std::vector<at::Tensor>& weights, const PackedWeights& packed) {
+  return apply(x, weights, packed.get(weights, x.scalar_type()));
+}
+
 std::vector<at::Tensor> linear_together(const at::Tensor& x, const std::vector<at::Tensor>& weights,
                                         const PackedWeights& packed) {
   std::vector<int64_t> widths;
   for (const auto& weight : weights) widths.push_back(weight.size(0));
-  return linear_packed(x, weights, packed).split_with_sizes(widths, -1);
+  const auto matrix = packed.get(weights, x.scalar_type(), kRowMultiple);
+  int64_t padding = matrix.size(0);
+  for (const int64_t width : widths) padding -= width;
+  widths.push_back(padding);  // its gradient, which nobody asks for, is 0
+  auto parts = apply(x, weights, matrix).split_with_sizes(widths, -1);
+  parts.pop_back();
+  return parts;
 }
 
 }  // namespace fox::nn

@@ -36,13 +36,15 @@ struct PackedWeights::Memory {
 
 PackedWeights::PackedWeights() : memory_(std::make_shared<Memory>()) {}
 
-at::Tensor PackedWeights::get(const std::vector<at::Tensor>& weights, at::ScalarType dtype) const {
+at::Tensor PackedWeights::get(const std::vector<at::Tensor>& weights, at::ScalarType dtype,
+                              int64_t row_multiple) const {
   const auto& first = weights.front();
-  if (weights.size() == 1 && first.scalar_type() == dtype) return first.detach();
+  if (weights.size() == 1 && first.scalar_type() == dtype && first.size(0) % row_multiple == 0) return first.detach();
   const std::lock_guard lock(memory_->mutex);
   const at::NoGradGuard no_grad;
   int64_t rows = 0;
   for (const auto& weight : weights) rows += weight.size(0);
+  rows = (rows + row_multiple - 1) / row_multiple * row_multiple;
   auto& packed = memory_->packed;
   const bool reusable = fits(packed, first, rows, dtype);
   auto seen = look_at(weights);
@@ -53,6 +55,7 @@ at::Tensor PackedWeights::get(const std::vector<at::Tensor>& weights, at::Scalar
     packed.narrow(0, row, weight.size(0)).copy_(weight);
     row += weight.size(0);
   }
+  if (row < rows) packed.narrow(0, row, rows - row).zero_();
   memory_->seen = std::move(seen);
   return packed;
 }

@@ -13,8 +13,9 @@ namespace fox::nn {
 class PackedWeights {
  public:
   PackedWeights();
-  /// (Σ out_i, in) in `dtype`, no gradient; a single weight that has `dtype` already is handed back itself.
-  at::Tensor get(const std::vector<at::Tensor>& weights, at::ScalarType dtype) const;
+  /// (Σ out_i, in) in `dtype`, no gradient; rows of zeros make their number a multiple of `row_multiple`. A single
+  /// weight that is so already is handed back itself.
+  at::Tensor get(const std::vector<at::Tensor>& weights, at::ScalarType dtype, int64_t row_multiple = 1) const;
 
  private:
   struct Memory;

@@ -1,9 +1,11 @@
 #include "ops/device.h"
 
 #include <ATen/Context.h>
+#include <c10/core/AllocatorConfig.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <filesystem>
 
 #include "base/error.h"
@@ -20,6 +22,10 @@ void load_cuda_backend() {
   const auto beside = std::filesystem::path(self.dli_fname).parent_path() / "libfox_cuda.so";
   if (!std::filesystem::exists(beside)) {
     throw Error("this build of fox has no CUDA backend", "build on a machine with nvcc, or use --device cpu");
+  }
+  // Activations of growing batches and contexts then share memory that would else be lost between segments.
+  if (!std::getenv("PYTORCH_ALLOC_CONF") && !std::getenv("PYTORCH_CUDA_ALLOC_CONF")) {
+    c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
   }
   if (!dlopen(beside.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
     throw Error(fmt::format("the CUDA backend does not load: {}", dlerror()),

@@ -25,12 +25,10 @@ int64_t bytes_of(const std::vector<std::filesystem::path>& files) {
   return bytes;
 }
 
-std::vector<data::Batch> random_step(const RunConfig& config, at::Device device) {
+std::vector<data::Batch> random_step(const RunConfig& config) {
   const int64_t context = config.data.context;
   const int64_t rows = config.train.micro_batch_tokens / context;
-  const auto draw = [&] {
-    return at::randint(0, config.model.vocab_size, {rows, context}, at::TensorOptions(at::kLong).device(device));
-  };
+  const auto draw = [&] { return at::randint(0, config.model.vocab_size, {rows, context}, at::kLong); };
   std::vector<data::Batch> batches;
   for (int64_t done = 0; done < config.train.batch_tokens; done += rows * context) batches.push_back({draw(), draw()});
   return batches;
@@ -72,7 +70,7 @@ DryRun dry_run(RunConfig config, const std::optional<std::filesystem::path>& ini
     result.state_bytes += 4 * bytes;
     result.checkpoint_bytes += 3 * bytes;
   }
-  const double seconds = median_step_seconds(trainer, random_step(config, model.parameters().front().tensor.device()));
+  const double seconds = median_step_seconds(trainer, random_step(config));
   result.tokens_per_s = static_cast<double>(result.step_tokens) / seconds;
   result.seconds = seconds * static_cast<double>(result.steps);
   rusage usage{};

@@ -1,6 +1,7 @@
 #include "train/run.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <chrono>
@@ -19,8 +20,10 @@
 #include "eval/per_token_loss.h"
 #include "infer/generate.h"
 #include "train/checkpoint_store.h"
+#include "train/checkpoint_writer.h"
 #include "train/corpora.h"
 #include "train/metrics.h"
+#include "train/prefetch.h"
 #include "train/run_directory.h"
 #include "train/setup.h"
 
@@ -53,11 +56,16 @@ class Run {
  private:
   void restore(const checkpoint::CheckpointEntry& entry);
   void step();
+  void begin_step();
+  void finish_step();
   void log(const StepResult& result);
   void warn_of_bad_step(const StepResult& result);
   void evaluate();
   void write_sample();
+  checkpoint::NamedTensors weights() const;
   void save();
+  /// Whether the steps begun are all there are to be, and whether they are done.
+  bool all_begun() const { return trainer_.tokens_begun() >= config_.train.max_tokens; }
   bool finished() const { return trainer_.state().tokens >= config_.train.max_tokens; }
 
   RunConfig config_;
@@ -69,14 +77,19 @@ class Run {
   data::BatchStream stream_;
   model::LanguageModel model_;
   Trainer trainer_;
-  at::Device device_;
+  /// Steps begun before the one before is looked at: a GPU then always has work queued.
+  int64_t lag_;
+  CheckpointWriter writer_;
+  std::unique_ptr<Prefetcher> batches_;
   std::unique_ptr<MetricsLog> metrics_;
   std::unique_ptr<EventFile> events_;
   std::unique_ptr<Progress> progress_;
   int64_t saved_tokens_ = -1;  ///< of the newest checkpoint
   int64_t evaluated_step_ = -1;
-  int64_t timed_tokens_ = 0;  ///< trained on since the last line of metrics
-  double timed_seconds_ = 0;
+  // Since the last line of metrics, evaluations and checkpoints left out.
+  int64_t timed_tokens_ = 0;
+  double timed_seconds_ = 0, waited_before_ = 0;
+  std::chrono::steady_clock::time_point timed_from_;
 };
 
 Run::Run(RunConfig config, data::Tokenizer tokenizer, RunDirectory& directory, CheckpointStore& checkpoints,
@@ -90,7 +103,8 @@ Run::Run(RunConfig config, data::Tokenizer tokenizer, RunDirectory& directory, C
       stream_(corpora_.train, config_.data.context, config_.train.seed, tokenizer_.end_of_text()),
       model_(make_model(config_, directory_.init_from())),
       trainer_(model_, trainer_options(config_.train)),
-      device_(model_.parameters().front().tensor.device()) {}
+      lag_(model_.parameters().front().tensor.is_cpu() ? 0 : 1),
+      writer_(checkpoints, [this](const fs::path& dir) { tokenizer_.save(dir / "tokenizer.json"); }) {}
 
 void Run::restore(const checkpoint::CheckpointEntry& entry) {
   const fs::path file = entry.dir / "trainer.json";
@@ -107,34 +121,60 @@ RunOutcome Run::train(const std::optional<checkpoint::CheckpointEntry>& from) {
   directory_.begin(start.tokens, corpora_.identity, model_.count_parameters().total);
   metrics_ = std::make_unique<MetricsLog>(directory_.path() / "metrics.jsonl", start.step);
   if (config_.output.tensorboard) events_ = std::make_unique<EventFile>(directory_.path() / "tb", start.step);
+  if (options_.on_begin) options_.on_begin(config_);
   progress_ = std::make_unique<Progress>("train", total_steps(config_.train) * config_.train.batch_tokens, "tokens");
   if (start.step > 0) progress_->message(fmt::format("continuing at step {}, {} tokens", start.step, start.tokens));
   progress_->update(start.tokens);
+  const int64_t rows = config_.train.micro_batch_tokens / config_.data.context;
+  batches_ = std::make_unique<Prefetcher>([this, rows](int64_t i) { return stream_.get(i * rows, rows); },
+                                          start.tokens / config_.train.micro_batch_tokens,
+                                          2 * config_.train.batch_tokens / config_.train.micro_batch_tokens, lag_ > 0);
+  if (config_.output.checkpoint_interval_tokens > 0) writer_.prepare(weights(), trainer_.tensors());
 
-  while (!finished() && !interrupted()) step();
+  timed_from_ = std::chrono::steady_clock::now();
+  while (!all_begun() && !interrupted()) step();
+  while (trainer_.pending() > 0) finish_step();
   if (finished() && evaluated_step_ != trainer_.state().step) {
     evaluate();
     write_sample();
   }
   if (saved_tokens_ != trainer_.state().tokens) save();
+  writer_.finish();
   progress_->finish();
   return finished() ? RunOutcome::kFinished : RunOutcome::kInterrupted;
 }
 
 void Run::step() {
-  const int64_t before = trainer_.state().tokens;
-  const auto start = std::chrono::steady_clock::now();
-  const int64_t context = config_.data.context;
-  const int64_t rows = config_.train.micro_batch_tokens / context;
-  std::vector<data::Batch> batches;
-  for (int64_t done = 0; done < config_.train.batch_tokens; done += rows * context) {
-    batches.push_back(stream_.get((before + done) / context, rows));
-    batches.back().ids_BT = batches.back().ids_BT.to(device_);
-    batches.back().labels_BT = batches.back().labels_BT.to(device_);
+  const int64_t before = trainer_.tokens_begun();
+  begin_step();
+  const int64_t after = trainer_.tokens_begun();
+  const bool evaluates = passes(before, after, config_.eval.interval_tokens);
+  const bool saves = passes(before, after, config_.output.checkpoint_interval_tokens);
+  const int64_t lag = evaluates || saves ? 0 : lag_;  // both want the state between two steps
+  while (trainer_.pending() > lag) finish_step();
+  writer_.check();
+  if (!evaluates && !saves) return;
+  if (evaluates) {
+    evaluate();
+    write_sample();
   }
-  const StepResult result = trainer_.step(batches);
-  timed_seconds_ += seconds_since(start);
-  timed_tokens_ += result.tokens - before;
+  if (saves) save();
+  timed_from_ = std::chrono::steady_clock::now();
+}
+
+void Run::begin_step() {
+  std::vector<data::Batch> batches;
+  for (int64_t tokens = 0; tokens < config_.train.batch_tokens; tokens += config_.train.micro_batch_tokens) {
+    batches.push_back(batches_->next());
+  }
+  trainer_.begin_step(batches);
+}
+
+void Run::finish_step() {
+  const StepResult result = trainer_.finish_step();
+  timed_seconds_ += seconds_since(timed_from_);
+  timed_from_ = std::chrono::steady_clock::now();
+  timed_tokens_ += config_.train.batch_tokens;
 
   if (!result.fault.empty()) warn_of_bad_step(result);
   progress_->update(result.tokens, fmt::format("loss {:.4f}, gradient norm {:.3g}", result.loss, result.grad_norm));
@@ -146,11 +186,6 @@ void Run::step() {
                     trainer_.state().bad_steps, result.fault),
         "lower train.lr or lengthen train.warmup_tokens in another output.dir; the checkpoints of this run are good");
   }
-  if (passes(before, result.tokens, config_.eval.interval_tokens)) {
-    evaluate();
-    write_sample();
-  }
-  if (passes(before, result.tokens, config_.output.checkpoint_interval_tokens)) save();
 }
 
 void Run::warn_of_bad_step(const StepResult& result) {
@@ -164,16 +199,14 @@ void Run::log(const StepResult& result) {
   const bool due = result.step % config_.output.log_interval_steps == 0 || result.step == 1 || finished();
   if (!due && result.fault.empty()) return;
   const double speed = timed_seconds_ > 0 ? static_cast<double>(timed_tokens_) / timed_seconds_ : 0;
+  const double waited = batches_->waited() - waited_before_;
+  const double data_wait = timed_seconds_ > 0 ? waited / timed_seconds_ : 0;
+  waited_before_ += waited;
   timed_seconds_ = 0;
   timed_tokens_ = 0;
-  json line{{"kind", "train"},
-            {"step", result.step},
-            {"tokens", result.tokens},
-            {"loss", result.loss},
-            {"grad_norm", result.grad_norm},
-            {"lr", result.lr},
-            {"tokens_per_s", speed},
-            {"time", unix_time()}};
+  json line{{"kind", "train"},       {"step", result.step},           {"tokens", result.tokens},
+            {"loss", result.loss},   {"grad_norm", result.grad_norm}, {"lr", result.lr},
+            {"tokens_per_s", speed}, {"data_wait", data_wait},        {"time", unix_time()}};
   if (!result.fault.empty()) line["fault"] = result.fault;
   metrics_->write(line);
   if (!events_) return;
@@ -219,17 +252,17 @@ void Run::write_sample() {
   if (events_) events_->text(state.step, "sample", text);
 }
 
+checkpoint::NamedTensors Run::weights() const {
+  checkpoint::NamedTensors weights;
+  for (const auto& parameter : model_.parameters()) weights.emplace(parameter.name, parameter.tensor.detach());
+  return weights;
+}
+
 void Run::save() {
   metrics_->sync();
-  checkpoints_.save(trainer_.state().tokens, [&](const fs::path& dir) {
-    checkpoint::NamedTensors weights;
-    for (const auto& parameter : model_.parameters()) weights.emplace(parameter.name, parameter.tensor.detach());
-    write_file_atomically(dir / "config.json", config_.model.to_json().dump(2) + "\n");
-    checkpoint::write_safetensors(dir / "model.safetensors", weights, {{"format", "pt"}});
-    tokenizer_.save(dir / "tokenizer.json");
-    write_file_atomically(dir / "trainer.json", trainer_.state_json().dump(2) + "\n");
-    checkpoint::write_safetensors(dir / "trainer.safetensors", trainer_.tensors());
-  });
+  writer_.save(trainer_.state().tokens, weights(), trainer_.tensors(),
+               {{"config.json", config_.model.to_json().dump(2) + "\n"},
+                {"trainer.json", trainer_.state_json().dump(2) + "\n"}});
   saved_tokens_ = trainer_.state().tokens;
 }
 

@@ -14,6 +14,8 @@ namespace fox::train {
 struct RunOptions {
   /// A Hugging Face directory (or run) whose weights to start from instead of random ones.
   std::optional<std::filesystem::path> init_from;
+  /// Called with every setting filled in, once nothing that a user could have done wrong stands in the way.
+  std::function<void(const RunConfig&)> on_begin;
   /// Called after each step, and as a checkpoint is written (CheckpointStoreOptions::on_stage): tests look on, and stop
   /// the process there.
   std::function<void(const StepResult&)> on_step;

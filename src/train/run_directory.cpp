@@ -19,8 +19,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::array<std::string_view, 4> kHarmless{"data.cache", "train.device", "train.threads",
-                                                    "train.max_bad_steps"};
+constexpr std::array<std::string_view, 5> kHarmless{"data.cache", "train.device", "train.threads",
+                                                    "train.max_bad_steps", "train.activation_checkpointing"};
 
 bool harmless(std::string_view key) {
   return key.starts_with("output.") || std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();

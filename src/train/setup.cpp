@@ -2,10 +2,13 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <map>
 #include <thread>
 
+#include "base/error.h"
 #include "checkpoint/hf_directory.h"
 #include "infer/load_model.h"
 #include "ops/device.h"
@@ -36,9 +39,22 @@ model::LanguageModel make_model(const RunConfig& config, const std::optional<std
   } else {
     model.init(config.train.seed);
   }
-  model.to(device, config.train.precision == "float64" ? at::kDouble : at::kFloat);
-  if (config.train.precision == "bf16") model.set_compute_dtype(at::kBFloat16);
+  place_model(model, device, config.train.precision, config.train.activation_checkpointing);
   return model;
+}
+
+void place_model(model::LanguageModel& model, at::Device device, const std::string& precision,
+                 const std::string& activation_checkpointing) {
+  model.to(device, precision == "float64" ? at::kDouble : at::kFloat);
+  if (precision == "bf16") model.set_compute_dtype(at::kBFloat16);
+  using model::Recompute;
+  const std::map<std::string, Recompute> recompute{
+      {"none", Recompute::kNone}, {"mlp", Recompute::kMlp}, {"full", Recompute::kFull}};
+  const auto found = recompute.find(activation_checkpointing);
+  if (found == recompute.end()) {
+    throw UsageError("unknown activation checkpointing '" + activation_checkpointing + "'", "known: none, mlp, full");
+  }
+  model.set_recompute(found->second);
 }
 
 TrainerOptions trainer_options(const TrainConfig& config) {

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "config/run_config.h"
 #include "model/language_model.h"
@@ -21,6 +22,11 @@ void load_weights(model::LanguageModel& model, const std::filesystem::path& dir)
 /// and activations in the dtypes of config.train.precision: "float32", "float64", or "bf16" (activations in bfloat16;
 /// parameters, gradients and moments in float32).
 model::LanguageModel make_model(const RunConfig& config, const std::optional<std::filesystem::path>& init_from);
+
+/// Puts `model` on a device and sets the dtypes of its parameters and activations (`precision` as above) and what it
+/// computes again in the backward pass (train.activation_checkpointing).
+void place_model(model::LanguageModel& model, at::Device device, const std::string& precision,
+                 const std::string& activation_checkpointing);
 
 TrainerOptions trainer_options(const TrainConfig& config);
 

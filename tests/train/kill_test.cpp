@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -39,14 +40,14 @@ struct Kill {
 // The process that trains. It tells `pipe` when the moment has come.
 [[noreturn]] void train_in_child(const RunConfig& config, const Kill& kill, int pipe) {
   std::freopen("/dev/null", "w", stderr);
-  bool told = false;
+  // Steps and checkpoints are done by two threads.
+  std::atomic<bool> told = false;
   const auto tell = [&](bool hold) {
-    if (told) return;
-    told = true;
+    if (told.exchange(true)) return;
     if (::write(pipe, "!", 1) != 1) ::_exit(3);
     while (hold) ::pause();
   };
-  int64_t step = 0;
+  std::atomic<int64_t> step = 0;
   RunOptions options;
   options.on_step = [&](const StepResult& result) {
     step = result.step;

@@ -91,6 +91,7 @@ inline std::vector<nlohmann::json> metrics_of(const RunConfig& config) {
     lines.push_back(nlohmann::json::parse(line));
     lines.back().erase("time");
     lines.back().erase("tokens_per_s");
+    lines.back().erase("data_wait");
   }
   return lines;
 }

@@ -1,6 +1,7 @@
 #include "train/trainer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -186,6 +187,26 @@ TEST(Precision, BfloatKeepsFloat32MastersMomentsAndLoss) {
   }
   for (const auto& parameter : model.parameters()) EXPECT_EQ(parameter.tensor.scalar_type(), at::kFloat);
   for (const auto& [name, tensor] : trainer.tensors()) EXPECT_EQ(tensor.scalar_type(), at::kFloat) << name;
+}
+
+// ---- activation checkpointing
+
+TEST(Recompute, TrainsToTheSameBits) {
+  for (const auto compute : {at::kFloat, at::kBFloat16}) {
+    const auto train = [&](model::Recompute what) {
+      auto model = make_model(small_config(), at::kFloat, compute);
+      model.set_recompute(what);
+      Trainer trainer(model, options_for(80, 10));
+      for (int i = 0; i < 3; ++i) {
+        const std::vector<data::Batch> batches{make_batch(2, 20, 2 * i), make_batch(2, 20, 2 * i + 1)};
+        EXPECT_EQ(trainer.step(batches).fault, "");
+      }
+      return copy_of(model);
+    };
+    const auto expected = train(model::Recompute::kNone);
+    EXPECT_TRUE(same_bits(train(model::Recompute::kMlp), expected));
+    EXPECT_TRUE(same_bits(train(model::Recompute::kFull), expected));
+  }
 }
 
 // ---- steps that are not finite

@@ -1,0 +1,72 @@
+#include "train/checkpoint_writer.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <chrono>
+#include <utility>
+
+#include "base/files.h"
+#include "train/device_numbers.h"
+
+namespace fox::train {
+namespace {
+
+using checkpoint::NamedTensors;
+
+/// Host tensors like `from`; those that are there already are kept.
+void make_room(const NamedTensors& from, NamedTensors& into) {
+  for (const auto& [name, tensor] : from) {
+    auto& copy = into[name];
+    if (!copy.defined()) copy = at::empty(tensor.sizes(), at::dtype(tensor.dtype()).pinned_memory(!tensor.is_cpu()));
+  }
+}
+
+void copy(const NamedTensors& from, const NamedTensors& into) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : from) at::Tensor(into.at(name)).copy_(tensor, /*non_blocking=*/true);
+}
+
+}  // namespace
+
+CheckpointWriter::CheckpointWriter(CheckpointStore& store,
+                                   std::function<void(const std::filesystem::path& dir)> write_rest)
+    : store_(store), write_rest_(std::move(write_rest)) {}
+
+CheckpointWriter::~CheckpointWriter() = default;
+
+void CheckpointWriter::prepare(const NamedTensors& weights, const NamedTensors& moments) {
+  writing_ = std::async(std::launch::async, [this, weights, moments] {
+    make_room(weights, weights_);
+    make_room(moments, moments_);
+  });
+}
+
+void CheckpointWriter::save(int64_t tokens, const NamedTensors& weights, const NamedTensors& moments,
+                            std::map<std::string, std::string> texts) {
+  finish();
+  make_room(weights, weights_);
+  make_room(moments, moments_);
+  copy(weights, weights_);
+  copy(moments, moments_);
+  // A number that is queued behind the copies arrives after them.
+  if (!weights.empty()) DeviceNumbers(at::zeros({1}, weights.begin()->second.options().dtype(at::kDouble))).read();
+  writing_ = std::async(std::launch::async, [this, tokens, texts = std::move(texts)] {
+    store_.save(tokens, [&](const std::filesystem::path& dir) {
+      checkpoint::write_safetensors(dir / "model.safetensors", weights_, {{"format", "pt"}});
+      checkpoint::write_safetensors(dir / "trainer.safetensors", moments_);
+      for (const auto& [name, content] : texts) write_file_atomically(dir / name, content);
+      write_rest_(dir);
+    });
+  });
+}
+
+void CheckpointWriter::check() {
+  if (writing_.valid() && writing_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) writing_.get();
+}
+
+void CheckpointWriter::finish() {
+  if (writing_.valid()) writing_.get();
+}
+
+}  // namespace fox::train
