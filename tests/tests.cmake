@@ -20,3 +20,7 @@ if(FOX_FUZZ)
   target_compile_options(safetensors_fuzz PRIVATE -fsanitize=fuzzer,address,undefined)
   target_link_options(safetensors_fuzz PRIVATE -fsanitize=fuzzer,address,undefined)
 endif()
+
+# The command itself, run as a user runs it.
+fox_test(${CMAKE_SOURCE_DIR}/tests/cli/command_test.cpp base)
+add_dependencies(command_test fox_cli)

@@ -76,11 +76,15 @@ size_t read_some(int fd, char* to, size_t size, const fs::path& path) {
   }
 }
 
-/// The new content of `target`, in a hidden file beside it until it is complete.
+/// The new content of `target`, in a hidden file beside it until it is complete. A pipe or a device (/dev/stdout) is
+/// written to as it stands: a file renamed to its place would replace it.
 class NewFile {
  public:
   explicit NewFile(const fs::path& target)
-      : target_(target), beside_(name_beside(target)), fd_(open_new(beside_, target)) {
+      : target_(target),
+        beside_(is_special(target) ? target : name_beside(target)),
+        fd_(open_new(beside_, target)),
+        renamed_(beside_ == target) {
     buffer_.reserve(kBlock);
   }
   ~NewFile() {
@@ -100,14 +104,21 @@ class NewFile {
 
   void finish() {
     flush();
-    if (::fsync(fd_.get()) != 0) fail("write", target_, errno);
+    if (::fsync(fd_.get()) != 0 && !renamed_) fail("write", target_, errno);
     if (fd_.close() != 0) fail("write", target_, errno);
+    if (renamed_) return;
     if (::rename(beside_.c_str(), target_.c_str()) != 0) fail("write", target_, errno);
     renamed_ = true;
     sync_path(target_.has_parent_path() ? target_.parent_path() : fs::path("."));
   }
 
  private:
+  static bool is_special(const fs::path& target) {
+    std::error_code ignored;
+    const auto kind = fs::status(target, ignored).type();
+    return kind == fs::file_type::character || kind == fs::file_type::block || kind == fs::file_type::fifo ||
+           kind == fs::file_type::socket;
+  }
   static fs::path name_beside(const fs::path& target) {
     static std::atomic<uint64_t> count{0};
     return target.parent_path() / fmt::format(".{}.new-{}-{}", target.filename().string(), ::getpid(), count++);
@@ -136,7 +147,7 @@ class NewFile {
   fs::path target_, beside_;
   Descriptor fd_;
   std::string buffer_;
-  bool renamed_ = false;
+  bool renamed_;  ///< nothing is left beside the target
 };
 
 std::string hex(XXH128_hash_t hash) { return fmt::format("{:016x}{:016x}", hash.high64, hash.low64); }

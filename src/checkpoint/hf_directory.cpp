@@ -62,7 +62,8 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
     // A file outside the directory is no shard of it.
     if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>()) {
       throw Error(
-          fmt::format("{}: weight_map of '{}' is {}, not a file of this folder", path.string(), name, file.dump()));
+          fmt::format("{}: weight_map of '{}' is {}, not a file of this folder", path.string(), name, file.dump()),
+          "the index is damaged, or of another kind of checkpoint");
     }
     files[name] = file.get<std::string>();
   }

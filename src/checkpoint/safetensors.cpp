@@ -49,7 +49,8 @@ std::string name_of(at::ScalarType dtype, const std::string& tensor) {
   for (const auto& known : kDtypes) {
     if (dtype == known.dtype) return known.name;
   }
-  throw Error(fmt::format("tensor '{}' has dtype {}, which safetensors cannot hold", tensor, c10::toString(dtype)));
+  throw Error(fmt::format("tensor '{}' has dtype {}, which safetensors cannot hold", tensor, c10::toString(dtype)),
+              "convert it to a real dtype first");
 }
 
 /// A file opened for reading at any offset.
@@ -76,7 +77,9 @@ class InputFile {
       const ssize_t n = ::pread(fd_, next, bytes, static_cast<off_t>(offset));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) fail(errno);
-      if (n == 0) throw Error(fmt::format("{} became shorter while it was read", path_.string()));
+      if (n == 0)
+        throw Error(fmt::format("{} became shorter while it was read", path_.string()),
+                    "is something else writing it?");
       next += n, offset += static_cast<uint64_t>(n), bytes -= static_cast<uint64_t>(n);
     }
   }
@@ -97,7 +100,9 @@ struct Layout {
 
 Layout read_layout(const InputFile& file, const std::string& where) {
   const uint64_t size = file.size();
-  if (size < 8) throw Error(fmt::format("{} is not a safetensors file: it has only {} bytes", where, size));
+  if (size < 8)
+    throw Error(fmt::format("{} is not a safetensors file: it has only {} bytes", where, size),
+                "the file is incomplete");
   std::array<unsigned char, 8> length_bytes;
   file.read(length_bytes.data(), 8, 0);
   uint64_t length = 0;

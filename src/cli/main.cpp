@@ -15,7 +15,8 @@ namespace {
 
 int report(const std::string& what, const std::string& hint, int code) {
   fmt::print(stderr, "error: {}\n", what);
-  if (!hint.empty()) fmt::print(stderr, "hint: {}\n", hint);
+  // An error that no user was expected to meet carries no hint.
+  fmt::print(stderr, "hint: {}\n", hint.empty() ? "this is a fault of fox itself: please report it" : hint);
   return code;
 }
 
@@ -119,10 +120,10 @@ int main(int argc, char** argv) {
   } catch (const fox::Error& error) {
     return fox::cli::report(error.what(), error.hint(), error.exit_code());
   } catch (const c10::Error& error) {
-    return fox::cli::report(error.what_without_backtrace(), "this is a fault of fox itself: please report it", 1);
+    return fox::cli::report(error.what_without_backtrace(), "", 1);
   } catch (const std::bad_alloc&) {
     return fox::cli::report("out of memory", "use a smaller batch or context, or a machine with more memory", 1);
   } catch (const std::exception& error) {
-    return fox::cli::report(error.what(), "this is a fault of fox itself: please report it", 1);
+    return fox::cli::report(error.what(), "", 1);
   }
 }

@@ -32,9 +32,9 @@ RunConfig load(const Arguments& arguments) {
   return RunConfig::load(arguments.file, overrides);
 }
 
-void train(const RunConfig& config, const train::RunOptions& options) {
+void train(const RunConfig& config, train::RunOptions options) {
   catch_interrupts();
-  fmt::print(stderr, "{}\n", config.to_toml());
+  options.on_begin = [](const RunConfig& complete) { fmt::print(stderr, "{}\n", complete.to_toml()); };
   const std::string& dir = config.output.dir;
   switch (train::run_training(config, options)) {
     case train::RunOutcome::kFinished:

@@ -51,7 +51,8 @@ KeyReader::KeyReader(const nlohmann::json& object, std::string source, std::stri
     : object_(object), source_(std::move(source)), prefix_(std::move(prefix)) {
   if (object_.is_object()) return;
   const auto name = prefix_.empty() ? source_ : fmt::format("{}: '{}'", source_, prefix_.substr(0, prefix_.size() - 1));
-  throw Error(fmt::format("{} {}", name, must_be("an object of keys and values", object_)));
+  throw Error(fmt::format("{} {}", name, must_be("an object of keys and values", object_)),
+              "docs/formats.md shows one");
 }
 
 std::string KeyReader::where(const std::string& key) const { return locate_ ? locate_(prefix_ + key) : source_; }
@@ -68,20 +69,18 @@ const nlohmann::json* KeyReader::find(const std::string& key) {
   return it == object_.end() ? nullptr : &*it;
 }
 
-void KeyReader::check_range(const std::string& key, double value, Range range) const {
-  const bool inside = (range.open ? value > range.min : value >= range.min) && value <= range.max;
-  if (inside) return;  // NaN is never inside
-  if (std::isinf(range.max)) {
-    fail(key, fmt::format("must be {} {}, not {}", range.open ? "above" : "at least", range.min, value));
-  }
-  fail(key, fmt::format("must be {} {} and at most {}, not {}", range.open ? "above" : "at least", range.min, range.max,
-                        value));
+void KeyReader::check_range(const std::string& key, double value, Range range, double left_out) const {
+  const auto inside = [&](double x) { return (range.open ? x > range.min : x >= range.min) && x <= range.max; };
+  if (inside(value)) return;  // NaN is never inside
+  const std::string most = std::isinf(range.max) ? "" : fmt::format(" and at most {}", range.max);
+  fail(key, fmt::format("must be {} {}{}, not {}", range.open ? "above" : "at least", range.min, most, value),
+       left_out != 0 && inside(left_out) ? fmt::format("left out, it is {}", left_out) : "choose one in that range");
 }
 
 void KeyReader::read(const std::string& key, bool& value) {
   const auto* json = find(key);
   if (!json) return;
-  if (!json->is_boolean()) fail(key, must_be("true or false", *json));
+  if (!json->is_boolean()) fail(key, must_be("true or false", *json), fmt::format("for example: {} = {}", key, !value));
   value = json->get<bool>();
 }
 
@@ -89,8 +88,8 @@ void KeyReader::read(const std::string& key, int64_t& value, Range range) {
   const auto* json = find(key);
   if (!json) return;
   const auto number = whole_number<int64_t>(*json);
-  if (!number) fail(key, must_be("a whole number", *json));
-  check_range(key, static_cast<double>(*number), range);
+  if (!number) fail(key, must_be("a whole number", *json), "written like 4, without quotes");
+  check_range(key, static_cast<double>(*number), range, static_cast<double>(value));
   value = *number;
 }
 
@@ -98,23 +97,24 @@ void KeyReader::read(const std::string& key, uint64_t& value, Range range) {
   const auto* json = find(key);
   if (!json) return;
   const auto number = whole_number<uint64_t>(*json);
-  if (!number) fail(key, must_be("a whole number that is not negative", *json));
-  check_range(key, static_cast<double>(*number), range);
+  if (!number) fail(key, must_be("a whole number that is not negative", *json), "written like 4, without quotes");
+  check_range(key, static_cast<double>(*number), range, static_cast<double>(value));
   value = *number;
 }
 
 void KeyReader::read(const std::string& key, double& value, Range range) {
   const auto* json = find(key);
   if (!json) return;
-  if (!json->is_number()) fail(key, must_be("a number", *json));
-  check_range(key, json->get<double>(), range);
+  if (!json->is_number()) fail(key, must_be("a number", *json), "written like 0.1 or 1e-3, without quotes");
+  check_range(key, json->get<double>(), range, value);
   value = json->get<double>();
 }
 
 void KeyReader::read(const std::string& key, std::string& value) {
   const auto* json = find(key);
   if (!json) return;
-  if (!json->is_string()) fail(key, must_be("a string", *json));
+  if (!json->is_string())
+    fail(key, must_be("a string", *json), fmt::format("in quotes: \"{}\"", value.empty() ? "text" : value));
   value = json->get<std::string>();
 }
 
@@ -123,7 +123,7 @@ void KeyReader::read(const std::string& key, std::vector<std::string>& value) {
   if (!json) return;
   const auto list = json->is_array() ? *json : nlohmann::json::array({*json});
   if (!std::all_of(list.begin(), list.end(), [](const auto& item) { return item.is_string(); })) {
-    fail(key, must_be("a string or a list of strings", *json));
+    fail(key, must_be("a string or a list of strings", *json), "in quotes: [\"one\", \"two\"]");
   }
   value = list.get<std::vector<std::string>>();
 }
@@ -133,9 +133,9 @@ void KeyReader::read(const std::string& key, std::vector<double>& value, Range r
   if (!json) return;
   if (!json->is_array() ||
       !std::all_of(json->begin(), json->end(), [](const auto& item) { return item.is_number(); })) {
-    fail(key, must_be("a list of numbers", *json));
+    fail(key, must_be("a list of numbers", *json), "written like [1, 2]");
   }
-  for (const auto& item : *json) check_range(key, item.get<double>(), range);
+  for (const auto& item : *json) check_range(key, item.get<double>(), range, 0);
   value = json->get<std::vector<double>>();
 }
 

@@ -76,11 +76,12 @@ class KeyReader {
   void finish() const;
 
   /// Throws an Error about a key: "<source>: '<path>' <problem>".
-  [[noreturn]] void fail(const std::string& key, const std::string& problem, const std::string& hint = "") const;
+  [[noreturn]] void fail(const std::string& key, const std::string& problem, const std::string& hint) const;
 
  private:
   const nlohmann::json* find(const std::string& key);
-  void check_range(const std::string& key, double value, Range range) const;
+  /// `left_out`: the value the key has when it is not given, for the hint; 0 when that is not known.
+  void check_range(const std::string& key, double value, Range range, double left_out) const;
   std::string where(const std::string& key) const;
 
   nlohmann::json object_;

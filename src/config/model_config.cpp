@@ -104,7 +104,8 @@ void check_gate(const ModelConfig& c, const KeyReader& reader) {
   }
   if (*c.decay_time_min > *c.decay_time_max) {
     reader.fail("decay_time_min",
-                fmt::format("= {} is above decay_time_max = {}", *c.decay_time_min, *c.decay_time_max));
+                fmt::format("= {} is above decay_time_max = {}", *c.decay_time_min, *c.decay_time_max),
+                "decay times are spread between the two");
   }
 }
 
@@ -132,7 +133,8 @@ void check_mamba2(const ModelConfig& c, const KeyReader& reader) {
 
 void check_time_steps(const ModelConfig& c, const KeyReader& reader) {
   if (c.time_step_min > c.time_step_max) {
-    reader.fail("time_step_min", fmt::format("= {} is above time_step_max = {}", c.time_step_min, c.time_step_max));
+    reader.fail("time_step_min", fmt::format("= {} is above time_step_max = {}", c.time_step_min, c.time_step_max),
+                "time steps are drawn between the two");
   }
 }
 

@@ -43,14 +43,15 @@ struct Reading {
   void only(const std::string& key, bool built) {
     bool value = built;
     reader.read(key, value);
-    if (value != built) reader.fail(key, fmt::format("must be {}", built), "the other value is not supported");
+    if (value != built) reader.fail(key, fmt::format("must be {}", built), "no other value is supported");
   }
   /// The same for numbers, a missing key meaning `missing`.
   void only(const std::string& key, int64_t built, int64_t missing) {
     int64_t value = missing;
     reader.read(key, value);
     if (value != built) {
-      reader.fail(key, fmt::format("must be {}, not {}{}", built, value, reader.has(key) ? "" : " (its default)"));
+      reader.fail(key, fmt::format("must be {}, not {}{}", built, value, reader.has(key) ? "" : " (its default)"),
+                  "no other value is supported");
     }
   }
   void only_null(const std::string& key) {

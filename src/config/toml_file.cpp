@@ -125,7 +125,7 @@ void TomlFile::set(const std::string& assignment) {
   const std::string table = assignment.substr(0, dot), key = assignment.substr(dot + 1, equals - dot - 1);
   const std::string value = assignment.substr(equals + 1), path = table + "." + key, source = "--set " + assignment;
   if (root.contains(table) && !root[table].is_object())
-    throw UsageError(fmt::format("{}: '{}' is no table", source, table));
+    throw UsageError(fmt::format("{}: '{}' is no table", source, table), fmt::format("write it as [{}]", table));
   const auto parsed = parse_value(value, assignment);
   root[table][key] = parsed ? Converter(*this, source).convert(*parsed->get("value"), path) : json(value);
   places[path] = source;

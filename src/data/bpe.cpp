@@ -78,7 +78,8 @@ void BytePairEncoder::update_rank(uint32_t position, Scratch& s) const {
 }
 
 void BytePairEncoder::merge(std::string_view word, Scratch& s, std::vector<int32_t>& out) const {
-  if (word.size() >= kNone) throw Error(fmt::format("a word of {} bytes is too long to encode", word.size()));
+  if (word.size() >= kNone)
+    throw Error(fmt::format("a word of {} bytes is too long to encode", word.size()), "is this text?");
   const auto size = static_cast<uint32_t>(word.size());
   s.ids.resize(size);
   s.next.resize(size);

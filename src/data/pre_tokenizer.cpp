@@ -140,7 +140,8 @@ void PreTokenizer::split_piece(std::string_view piece, size_t level, Scratch& sc
     const int result = pcre2_match(impl_->codes[level].get(), reinterpret_cast<PCRE2_SPTR>(piece.data()), piece.size(),
                                    done, PCRE2_NOTEMPTY | PCRE2_NO_UTF_CHECK, match, nullptr);
     if (result < 0 && result != PCRE2_ERROR_NOMATCH) {
-      throw Error("the tokenizer's pattern cannot be matched: " + pcre2_message(result));
+      throw Error("the tokenizer's pattern cannot be matched: " + pcre2_message(result),
+                  "see pre_tokenizer in tokenizer.json");
     }
     const size_t begin = result < 0 ? piece.size() : found[0];
     const size_t end = result < 0 ? piece.size() : found[1];

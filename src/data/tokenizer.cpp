@@ -198,7 +198,8 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 
 std::string_view Tokenizer::bytes_of(int32_t id) const {
   if (id < 0 || id >= vocab_size()) {
-    throw Error(fmt::format("token id {} is outside the tokenizer's vocabulary of {}", id, vocab_size()));
+    throw Error(fmt::format("token id {} is outside the tokenizer's vocabulary of {}", id, vocab_size()),
+                "model and tokenizer are not of one training");
   }
   return impl_->spec.tokens[id];
 }

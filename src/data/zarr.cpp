@@ -187,7 +187,8 @@ void ZarrWriter::write_chunk() {
   const int size =
       blosc_compress_ctx(blosc.clevel, blosc.shuffle, static_cast<size_t>(meta_.item_bytes()), pending_.size(),
                          pending_.data(), stored.data(), stored.size(), blosc.cname.c_str(), 0, 1);
-  if (size <= 0) throw Error(fmt::format("cannot compress a chunk of {}", dir_.string()));
+  if (size <= 0)
+    throw Error(fmt::format("cannot compress a chunk of {}", dir_.string()), "is the machine out of memory?");
   stored.resize(static_cast<size_t>(size));
   write_file_atomically(dir_ / std::to_string(checksums_.size()), stored);
   checksums_.push_back(bytes_checksum(stored));

@@ -29,7 +29,9 @@ std::vector<double> checked_logits(const at::Tensor& logits_V) {
     }
     any_finite |= std::isfinite(logit);
   }
-  if (!any_finite) throw Error("every logit is -inf, so no token can be drawn");
+  if (!any_finite)
+    throw Error("every logit is -inf, so no token can be drawn",
+                "the model's weights are damaged or its training diverged");
   return logits;
 }
 

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
+#include <thread>
 
 #include "base/error.h"
 #include "support/temporary_folder.h"
@@ -104,6 +106,20 @@ TEST_F(Files, FullDiskKeepsTheOldContentAndLeavesNothingBehind) {
   }));
   EXPECT_EQ(read_file(dir_ / "a"), "old");
   EXPECT_EQ(names(), std::vector<std::string>{"a"});
+}
+
+TEST_F(Files, PipesAndDevicesAreWrittenToAndStay) {
+  const fs::path pipe = dir_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  std::string got;
+  std::thread reader([&] { got = read_file(pipe); });
+  write_file_atomically(pipe, "through");
+  reader.join();
+  EXPECT_EQ(got, "through");
+  EXPECT_TRUE(fs::is_fifo(pipe));
+  write_file_atomically("/dev/null", "nowhere");
+  EXPECT_TRUE(fs::is_character_file("/dev/null"));
+  EXPECT_THROW(write_file_atomically("/dev/full", "no room"), Error);
 }
 
 TEST_F(Files, WriterThatThrowsKeepsTheOldContent) {

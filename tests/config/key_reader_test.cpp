@@ -62,23 +62,28 @@ TEST(KeyReader, EachWrongTypeIsNamed) {
   uint64_t n;
   int64_t big;
   std::vector<double> list;
-  EXPECT_EQ(complaint([&] { reader.read("on", on); }), "c: 'on' must be true or false, not 1 | ");
-  EXPECT_EQ(complaint([&] { reader.read("name", name); }), "c: 'name' must be a string, not 2 | ");
-  EXPECT_EQ(complaint([&] { reader.read("x", x); }), "c: 'x' must be a number, not \"y\" | ");
-  EXPECT_EQ(complaint([&] { reader.read("n", n); }), "c: 'n' must be a whole number that is not negative, not -1 | ");
+  EXPECT_EQ(complaint([&] { reader.read("on", on); }), "c: 'on' must be true or false, not 1 | for example: on = true");
+  EXPECT_EQ(complaint([&] { reader.read("name", name); }), "c: 'name' must be a string, not 2 | in quotes: \"text\"");
+  EXPECT_EQ(complaint([&] { reader.read("x", x); }),
+            "c: 'x' must be a number, not \"y\" | written like 0.1 or 1e-3, without quotes");
+  EXPECT_EQ(complaint([&] { reader.read("n", n); }),
+            "c: 'n' must be a whole number that is not negative, not -1 | written like 4, without quotes");
   EXPECT_EQ(complaint([&] { reader.read("big", big); }),
-            "c: 'big' must be a whole number, not 18446744073709551615 | ");
-  EXPECT_EQ(complaint([&] { reader.read("list", list); }), "c: 'list' must be a list of numbers, not [1,\"a\"] | ");
+            "c: 'big' must be a whole number, not 18446744073709551615 | written like 4, without quotes");
+  EXPECT_EQ(complaint([&] { reader.read("list", list); }),
+            "c: 'list' must be a list of numbers, not [1,\"a\"] | written like [1, 2]");
 }
 
 TEST(KeyReader, RangesAreChecked) {
   KeyReader reader(json::parse(R"({"a": 0, "b": 2.5})"), "c");
-  int64_t a;
-  double b;
-  EXPECT_EQ(complaint([&] { reader.read("a", a, Range::at_least(1)); }), "c: 'a' must be at least 1, not 0 | ");
+  int64_t a = 0;
+  double b = 0.5;
+  EXPECT_EQ(complaint([&] { reader.read("a", a, Range::at_least(1)); }),
+            "c: 'a' must be at least 1, not 0 | choose one in that range");
   EXPECT_EQ(complaint([&] { reader.read("b", b, Range::between(0, 1)); }),
-            "c: 'b' must be at least 0 and at most 1, not 2.5 | ");
-  EXPECT_EQ(complaint([&] { reader.read("a", b, Range::above(0)); }), "c: 'a' must be above 0, not 0 | ");
+            "c: 'b' must be at least 0 and at most 1, not 2.5 | left out, it is 0.5");
+  EXPECT_EQ(complaint([&] { reader.read("a", b, Range::above(0)); }),
+            "c: 'a' must be above 0, not 0 | left out, it is 0.5");
   EXPECT_EQ(complaint([&] { reader.read("b", b, Range::at_least(2.5)); }), "");
 }
 
@@ -110,7 +115,7 @@ TEST(KeyReader, ChoicesAreOffered) {
 
 TEST(KeyReader, RefusesWhatIsNotAnObject) {
   EXPECT_EQ(complaint([] { KeyReader(json::parse("[1]"), "c"); }),
-            "c must be an object of keys and values, not [1] | ");
+            "c must be an object of keys and values, not [1] | docs/formats.md shows one");
 }
 
 }  // namespace

@@ -98,8 +98,10 @@ TEST(ModelConfig, NamesWhatIsWrong) {
             "did you mean 'transformer-project_fox'?");
   EXPECT_EQ(complaint({{"fgate_type", "fulll"}}),
             "config.json: 'fgate_type' cannot be \"fulll\" | did you mean 'full'?");
-  EXPECT_EQ(complaint({{"hidden_size", "big"}}), "config.json: 'hidden_size' must be a whole number, not \"big\" | ");
-  EXPECT_EQ(complaint({{"num_heads", 0}}), "config.json: 'num_heads' must be at least 1 and at most 1048576, not 0 | ");
+  EXPECT_EQ(complaint({{"hidden_size", "big"}}),
+            "config.json: 'hidden_size' must be a whole number, not \"big\" | written like 4, without quotes");
+  EXPECT_EQ(complaint({{"num_heads", 0}}),
+            "config.json: 'num_heads' must be at least 1 and at most 1048576, not 0 | left out, it is 32");
   EXPECT_EQ(complaint({{"hidden_size", 100}, {"num_heads", 3}}),
             "config.json: 'num_heads' = 3 does not divide hidden_size = 100 | the heads share the width equally");
   EXPECT_EQ(complaint({{"num_heads", 4}, {"num_kv_heads", 3}, {"hidden_size", 64}}),
@@ -111,11 +113,12 @@ TEST(ModelConfig, NamesWhatIsWrong) {
             "config.json: 'fgate_bias_init' needs decay_time_min and decay_time_max | "
             "the memory lengths, in tokens, of the first and the last head");
   EXPECT_EQ(complaint({{"attention_bias", true}}),
-            "config.json: 'attention_bias' must be false | the other value is not supported");
+            "config.json: 'attention_bias' must be false | no other value is supported");
   EXPECT_EQ(complaint({{"hidden_act", "hardtanh"}}),
             "config.json: 'hidden_act' cannot be \"hardtanh\" | known: swish, silu");
   EXPECT_EQ(complaint({{"log_pruning_tolerance", 1}}).substr(0, 42), "config.json: 'log_pruning_tolerance' must ");
-  EXPECT_EQ(complaint(json::array()), "config.json must be an object of keys and values, not [] | ");
+  EXPECT_EQ(complaint(json::array()),
+            "config.json must be an object of keys and values, not [] | docs/formats.md shows one");
 }
 
 // The published HGRN2 760M configuration, and what does not fit.
@@ -144,8 +147,7 @@ TEST(ModelConfig, Hgrn2) {
             "config.json: 'expand_ratio' = 36 does not divide hidden_size = 96 | "
             "it is the number of channels of a head; the heads share the width equally");
   EXPECT_EQ(with("num_heads", 4), "config.json: 'num_heads' must be null | other values are not supported");
-  EXPECT_EQ(with("use_short_conv", true),
-            "config.json: 'use_short_conv' must be false | the other value is not supported");
+  EXPECT_EQ(with("use_short_conv", true), "config.json: 'use_short_conv' must be false | no other value is supported");
 }
 
 // The published 760M configurations of the other systems: read and written again without a change.
@@ -200,12 +202,12 @@ TEST(ModelConfig, NamesWhatDoesNotFitInTheComparisonSystems) {
             "config.json: 'num_heads' * head_dim = 7 * 16 is not expand * hidden_size = 128 | "
             "the heads share the inner width equally");
   EXPECT_EQ(with(mamba2, "chunk_size", 0),
-            "config.json: 'chunk_size' must be at least 1 and at most 1048576, not 0 | ");
+            "config.json: 'chunk_size' must be at least 1 and at most 1048576, not 0 | left out, it is 256");
   EXPECT_EQ(with(mamba2, "state_size", 0),
-            "config.json: 'state_size' must be at least 1 and at most 1048576, not 0 | ");
-  EXPECT_EQ(with(mamba2, "n_groups", 8), "config.json: 'n_groups' must be 1, not 8 | ");
+            "config.json: 'state_size' must be at least 1 and at most 1048576, not 0 | left out, it is 64");
+  EXPECT_EQ(with(mamba2, "n_groups", 8), "config.json: 'n_groups' must be 1, not 8 | no other value is supported");
   EXPECT_EQ(complaint({{"model_type", "mamba2-project_fox"}}),
-            "config.json: 'n_groups' must be 1, not 8 (its default) | ");
+            "config.json: 'n_groups' must be 1, not 8 (its default) | no other value is supported");
   EXPECT_EQ(with(mamba2, "time_step_limit", {1, 0.5}),
             "config.json: 'time_step_limit' must be two numbers, the smaller first | the default is [0, Infinity]");
   const json delta{{"model_type", "delta_net-project_fox"}, {"hidden_size", 64}, {"num_heads", 4}};
@@ -217,7 +219,8 @@ TEST(ModelConfig, NamesWhatDoesNotFitInTheComparisonSystems) {
             "config.json: 'attn.layers' must be null | other values are not supported");
   EXPECT_EQ(with(samba, "attn", {{"num_head", 4}}),
             "config.json: 'attn.num_head' is not a known key | did you mean 'num_heads'?");
-  EXPECT_EQ(with(samba, "time_step_min", 0.5), "config.json: 'time_step_min' = 0.5 is above time_step_max = 0.1 | ");
+  EXPECT_EQ(with(samba, "time_step_min", 0.5),
+            "config.json: 'time_step_min' = 0.5 is above time_step_max = 0.1 | time steps are drawn between the two");
 }
 
 // Keys of one model type are unknown to another: a gate in a plain transformer is a mistake, not a wish.

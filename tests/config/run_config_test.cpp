@@ -143,14 +143,16 @@ TEST_F(RunConfigTest, EveryMistakeNamesItsKeyAndLine) {
   EXPECT_EQ(complaint(kRun + "[evl]\n"), "run.toml:20: 'evl' is not a known key | did you mean 'eval'?");
   EXPECT_EQ(complaint(with("hidden_size", "hiden_size")),
             "run.toml:2: [model]: 'hiden_size' is not a known key | did you mean 'hidden_size'?");
-  EXPECT_EQ(complaint(with("lr = 5e-3", "lr = \"fast\"")), "run.toml:16: 'train.lr' must be a number, not \"fast\"");
-  EXPECT_EQ(complaint(with("lr = 5e-3", "lr = -1")), "run.toml:16: 'train.lr' must be at least 0, not -1");
+  EXPECT_EQ(complaint(with("lr = 5e-3", "lr = \"fast\"")),
+            "run.toml:16: 'train.lr' must be a number, not \"fast\" | written like 0.1 or 1e-3, without quotes");
+  EXPECT_EQ(complaint(with("lr = 5e-3", "lr = -1")),
+            "run.toml:16: 'train.lr' must be at least 0, not -1 | left out, it is 0.001");
   EXPECT_EQ(complaint(with("lr = 5e-3", "lr = inf")),
             "run.toml:16: 'train.lr' must be finite | give a number, a string, true or false");
   EXPECT_EQ(complaint(with("lr = 5e-3", "lr = 2020-01-01")),
             "run.toml:16: 'train.lr' cannot be a date or a time | give a number, a string, true or false");
   EXPECT_EQ(complaint(with("context = 256", "context = 2.5")),
-            "run.toml:11: 'data.context' must be a whole number, not 2.5");
+            "run.toml:11: 'data.context' must be a whole number, not 2.5 | written like 4, without quotes");
   EXPECT_EQ(
       complaint(with("context = 256", "context = 200")),
       "run.toml:15: 'train.batch_tokens' = 1024 is no multiple of data.context = 200 | the nearest are 1000 and 1200");
@@ -169,7 +171,8 @@ TEST_F(RunConfigTest, EveryMistakeNamesItsKeyAndLine) {
       " | a step is a whole number of forward passes");
   EXPECT_EQ(complaint(kRun, {"trian.lr=1"}), "--set trian.lr=1: 'trian' is not a known key | did you mean 'train'?");
   EXPECT_EQ(complaint(kRun, {"train.warmup_tokens=2e6"}),
-            "--set train.warmup_tokens=2e6: 'train.warmup_tokens' = 2000000 is above train.max_tokens = 1600000");
+            "--set train.warmup_tokens=2e6: 'train.warmup_tokens' = 2000000 is above train.max_tokens = 1600000 | the "
+            "warm-up is a part of the training");
   for (const char* no_assignment : {"train.lr", "lr=1", "train=1", "", "=", ".="}) {
     EXPECT_NE(complaint(kRun, {no_assignment}), "no error") << no_assignment;
   }
