@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -13,6 +13,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "bench/inputs.h"
+#include "bench/timing.h"
 #include "kernels/cpu/simd.h"
 #include "ops/device.h"
 #include "ops/forgetting_attn.h"
@@ -20,47 +22,51 @@
 namespace fox::bench {
 namespace {
 
-constexpr double kLogPruningTolerance = -10;
-constexpr double kShortestDecay = 8, kLongestDecay = 65536;  // tokens
+constexpr std::chrono::seconds kWarmUp{1};  // until a GPU's clock has settled under the load
 
-at::ScalarType dtype_of(const std::string& name) {
-  static const std::map<std::string, at::ScalarType> types{
-      {"float32", at::kFloat}, {"float64", at::kDouble}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
-  const auto found = types.find(name);
-  if (found == types.end()) throw Error("unknown dtype '" + name + "'", "known: float32, float64, bfloat16, float16");
-  return found->second;
+/// One length's problem, with what the options leave to the device filled in.
+struct Problem {
+  at::Device device;
+  std::string dtype;
+  int64_t B, T, H, D;
+};
+
+Problem make_problem(const AttentionOptions& x, at::Device device, int64_t length) {
+  if (length < 1) throw Error(fmt::format("length {}", length), "lengths are at least 1");
+  constexpr int64_t kTokens = 32768, kChannels = 1536;
+  Problem p{device, x.dtype, x.batch, length, x.heads, x.head_dim};
+  if (p.dtype.empty()) p.dtype = device.is_cpu() ? "float32" : "bfloat16";
+  if (p.B == 0) p.B = device.is_cpu() ? 1 : std::max<int64_t>(1, kTokens / length);
+  if (p.H == 0) p.H = device.is_cpu() ? 4 : std::max<int64_t>(1, kChannels / p.D);
+  return p;
 }
-
-at::Tensor rms_normalised(const at::Tensor& x) { return x * at::rsqrt(x.square().mean(-1, /*keepdim=*/true)); }
 
 /// Inputs of one length, shared by all contenders.
 struct Tensors {
   at::Tensor q, k, v, d_o;                // (B, T, H, D)
   at::Tensor log_f_on, log_f_log_spaced;  // (B, T, H)
-  at::Tensor mask;                        // (B, H, T, T): the bias of log_f_on, -inf above the diagonal
+  at::Tensor logit_bound;                 // (H,): what q and k, RMS-normalised as by QK-norm of unit scale, can reach
+  at::Tensor mask;  // (B, H, T, T): the bias of log_f_on, -inf above the diagonal; on the CPU only
 };
 
-at::Tensor log_spaced_gates(at::IntArrayRef shape) {
-  const auto decay = at::exp(at::linspace(std::log(kShortestDecay), std::log(kLongestDecay), shape[2], at::kDouble));
-  const auto base = -at::log(at::expm1(1 / decay));  // sigmoid(base) = exp(-1 / decay)
-  return at::log_sigmoid(base + at::randn(shape, at::kDouble));
-}
-
-Tensors make_tensors(const AttentionOptions& x, int64_t length, at::Device device) {
-  at::manual_seed(x.seed);
+Tensors make_tensors(const Problem& x, uint64_t seed) {
+  at::manual_seed(seed);
   const auto type = dtype_of(x.dtype);
   const auto gate_type = type == at::kDouble ? at::kDouble : at::kFloat;
-  const auto leaf = [&](const at::Tensor& t) { return t.to(device, type).set_requires_grad(true); };
-  const std::vector<int64_t> shape{x.batch, length, x.heads, x.head_dim}, gates{x.batch, length, x.heads};
+  const auto on_device = at::TensorOptions(x.device);
+  const auto leaf = [&](const at::Tensor& t, at::ScalarType as) { return t.to(as).set_requires_grad(true); };
+  const std::vector<int64_t> shape{x.B, x.T, x.H, x.D}, gates{x.B, x.T, x.H};
   Tensors t;
-  t.q = leaf(rms_normalised(at::randn(shape)));
-  t.k = leaf(rms_normalised(at::randn(shape)));
-  t.v = leaf(at::randn(shape));
-  t.d_o = at::randn(shape).to(device, type);
-  t.log_f_on = at::log_sigmoid(at::randn(gates) + 4).to(device, gate_type).set_requires_grad(true);
-  t.log_f_log_spaced = log_spaced_gates(gates).to(device, gate_type).set_requires_grad(true);
+  t.q = leaf(rms_normalised(at::randn(shape, on_device)), type);
+  t.k = leaf(rms_normalised(at::randn(shape, on_device)), type);
+  t.v = leaf(at::randn(shape, on_device), type);
+  t.d_o = at::randn(shape, on_device).to(type);
+  t.log_f_on = leaf(at::log_sigmoid(at::randn(gates, on_device) + 4), gate_type);
+  t.log_f_log_spaced = leaf(log_spaced_gates(gates, x.device), gate_type);
+  t.logit_bound = bench::logit_bound(x.H, x.D, x.device);
+  if (!x.device.is_cpu()) return t;  // T² values a head: at the lengths of a GPU they do not fit
   const auto c = t.log_f_on.detach().to(at::kDouble).cumsum(1).transpose(1, 2);
-  const auto above = at::ones({length, length}, c.options().dtype(at::kBool)).triu(1);
+  const auto above = at::ones({x.T, x.T}, c.options().dtype(at::kBool)).triu(1);
   t.mask = (c.unsqueeze(-1) - c.unsqueeze(-2)).to(type).masked_fill_(above, -INFINITY);
   return t;
 }
@@ -70,82 +76,121 @@ struct Contender {
   AttentionMeasurement line;
   std::function<at::Tensor()> forward;
   std::vector<at::Tensor> inputs;
-  at::Tensor d_o;  // in the output's layout
+  at::Tensor d_o;                                 // in the output's layout
+  int64_t forward_calls = 1, backward_calls = 1;  // a turn
 };
 
-std::vector<Contender> make_contenders(const AttentionOptions& x, int64_t length, const Tensors& t) {
-  const auto line = [&](const char* op, const char* gates, bool pruned, const std::string& kernel) {
-    return AttentionMeasurement{.op = op,
-                                .gates = gates,
-                                .pruned = pruned,
-                                .kernel = kernel,
-                                .dtype = x.dtype,
-                                .B = x.batch,
-                                .T = length,
-                                .H = x.heads,
-                                .D = x.head_dim};
-  };
-  const auto fox_kernel = t.q.is_cpu() ? kernels::simd_paths().front() : std::string("cuda");
+AttentionMeasurement blank_line(const Problem& x, const char* op, const char* gates, bool pruned,
+                                const std::string& kernel) {
+  return {.op = op,
+          .gates = gates,
+          .pruned = pruned,
+          .kernel = kernel,
+          .dtype = x.dtype,
+          .B = x.B,
+          .T = x.T,
+          .H = x.H,
+          .D = x.D};
+}
+
+Contender sdpa(const Problem& x, const Tensors& t, const char* op, const char* gates, const std::string& kernel,
+               const std::optional<at::Tensor>& mask = {}) {
+  return {blank_line(x, op, gates, false, kernel),
+          [=] {
+            const SdpKernel selected(kernel);
+            return at::scaled_dot_product_attention(t.q.transpose(1, 2), t.k.transpose(1, 2), t.v.transpose(1, 2), mask,
+                                                    0.0, !mask.has_value());
+          },
+          {t.q, t.k, t.v},
+          t.d_o.transpose(1, 2)};
+}
+
+Contender fox(const Problem& x, const Tensors& t, const char* gates, const std::optional<at::Tensor>& log_f,
+              bool pruned) {
+  ops::ForgettingAttnOptions options;
+  options.logit_bound = t.logit_bound;
+  if (pruned) options.log_pruning_tolerance = kLogPruningTolerance;
+  const auto kernel = x.device.is_cpu() ? kernels::simd_paths().front() : std::string("cuda");
+  Contender c{blank_line(x, "forgetting_attn", gates, pruned, kernel),
+              [=] { return ops::forgetting_attn(t.q, t.k, t.v, log_f, options).o_BTHD; },
+              {t.q, t.k, t.v},
+              t.d_o};
+  if (log_f) c.inputs.push_back(*log_f);
+  if (pruned) c.line.kept = ops::forgetting_attn_kept_share(t.q, t.k, *log_f, options).mean().item<double>();
+  return c;
+}
+
+/// The first is what ratios are taken to.
+std::vector<Contender> make_contenders(const Problem& x, const Tensors& t, bool prune) {
   std::vector<Contender> all;
-  const auto add_fox = [&](const char* gates, const std::optional<at::Tensor>& log_f, bool pruned) {
-    ops::ForgettingAttnOptions options;
-    if (pruned) options.log_pruning_tolerance = kLogPruningTolerance;
-    std::vector<at::Tensor> inputs{t.q, t.k, t.v};
-    if (log_f) inputs.push_back(*log_f);
-    all.push_back({line("forgetting_attn", gates, pruned, fox_kernel),
-                   [=] { return ops::forgetting_attn(t.q, t.k, t.v, log_f, options).o_BTHD; }, inputs, t.d_o});
-    if (pruned) {
-      all.back().line.kept = ops::forgetting_attn_kept_share(t.q, t.k, *log_f, options).mean().item<double>();
-    }
-  };
-  const auto add_sdpa = [&](const char* op, const char* gates, const std::optional<at::Tensor>& mask) {
-    all.push_back({line(op, gates, false, "torch"),
-                   [=] {
-                     return at::scaled_dot_product_attention(t.q.transpose(1, 2), t.k.transpose(1, 2),
-                                                             t.v.transpose(1, 2), mask, 0.0, !mask.has_value());
-                   },
-                   {t.q, t.k, t.v},
-                   t.d_o.transpose(1, 2)});
-  };
-  add_sdpa("sdpa", "off", std::nullopt);
-  add_sdpa("sdpa_float_mask", "on", t.mask);
-  add_fox("off", std::nullopt, false);
-  add_fox("on", t.log_f_on, false);
-  add_fox("log_spaced", t.log_f_log_spaced, false);
-  if (x.prune) add_fox("log_spaced", t.log_f_log_spaced, true);
+  if (x.device.is_cpu()) {
+    all.push_back(sdpa(x, t, "sdpa", "off", "torch"));
+    all.push_back(sdpa(x, t, "sdpa_float_mask", "on", "torch", t.mask));
+  } else if (t.q.element_size() == 2) {
+    for (const char* kernel : {"cudnn", "flash"}) all.push_back(sdpa(x, t, "sdpa", "off", kernel));
+  } else {  // neither of the two takes float32
+    all.push_back(sdpa(x, t, "sdpa", "off", "torch"));
+  }
+  all.push_back(fox(x, t, "off", std::nullopt, false));
+  all.push_back(fox(x, t, "on", t.log_f_on, false));
+  all.push_back(fox(x, t, "log_spaced", t.log_f_log_spaced, false));
+  if (prune) all.push_back(fox(x, t, "log_spaced", t.log_f_log_spaced, true));
   return all;
 }
 
-/// Milliseconds that `work` keeps the device busy.
-double time_ms(at::Device device, const std::function<void()>& work) {
-  const auto wait = [&] {
-    if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-  };
-  wait();
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  wait();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
+using Times = std::map<std::string, std::vector<double>>;  // by direction
 
-/// Forward alone, then with a graph forward and backward.
-void take_turn(const Contender& c, at::Device device, std::map<std::string, std::vector<double>>& times) {
+/// Forward alone, then backward through a graph made once.
+void take_turn(const Contender& c, at::Device device, Times& times) {
+  double forward;
   {
     at::NoGradGuard no_grad;
-    times["forward"].push_back(time_ms(device, [&] { c.forward(); }));
+    forward = time_ms(device, c.forward_calls, c.forward);
   }
-  at::Tensor o;
-  const double forward = time_ms(device, [&] { o = c.forward(); });
-  const double backward = time_ms(device, [&] { torch::autograd::grad({o}, c.inputs, {c.d_o}); });
+  const auto o = c.forward();
+  const double backward =
+      time_ms(device, c.backward_calls, [&] { torch::autograd::grad({o}, c.inputs, {c.d_o}, /*retain_graph=*/true); });
+  times["forward"].push_back(forward);
   times["backward"].push_back(backward);
   times["forward_backward"].push_back(forward + backward);
 }
 
-double quantile(std::vector<double> x, double q) {
-  std::sort(x.begin(), x.end());
-  const double at = q * static_cast<double>(x.size() - 1);
-  const auto low = static_cast<size_t>(at), high = std::min(low + 1, x.size() - 1);
-  return x[low] + (at - static_cast<double>(low)) * (x[high] - x[low]);
+/// Turns that are not counted: code is loaded, caches fill, and a GPU's clock settles.
+void warm_up(std::vector<Contender>& contenders, at::Device device) {
+  const auto start = std::chrono::steady_clock::now();
+  do {
+    for (auto& c : contenders) {
+      Times times;
+      take_turn(c, device, times);
+      c.forward_calls = calls_a_turn(device, times["forward"][0]);
+      c.backward_calls = calls_a_turn(device, times["backward"][0]);
+    }
+  } while (!device.is_cpu() && std::chrono::steady_clock::now() - start < kWarmUp);
+}
+
+void measure(const Problem& x, const AttentionOptions& options,
+             const std::function<void(const AttentionMeasurement&)>& report) {
+  auto contenders = make_contenders(x, make_tensors(x, options.seed), options.prune);
+  warm_up(contenders, x.device);
+  std::vector<Times> times(contenders.size());
+  for (int64_t turn = 0; turn < options.repetitions; ++turn) {
+    for (size_t i = 0; i < contenders.size(); ++i) take_turn(contenders[i], x.device, times[i]);
+  }
+  const double forward_flops = 2.0 * static_cast<double>(x.B * x.H * x.T * x.T * x.D);
+  const std::map<std::string, double> flops{
+      {"forward", forward_flops}, {"backward", 2.5 * forward_flops}, {"forward_backward", 3.5 * forward_flops}};
+  for (const char* direction : {"forward", "backward", "forward_backward"}) {
+    for (size_t i = 0; i < contenders.size(); ++i) {
+      auto line = contenders[i].line;
+      const auto& ms = times[i].at(direction);
+      line.direction = direction;
+      line.ms = quantile(ms, 0.5);
+      line.ms_spread = quantile(ms, 0.75) - quantile(ms, 0.25);
+      line.tflops = flops.at(direction) / line.ms / 1e9;
+      line.ratio = quantile(times[0].at(direction), 0.5) / line.ms;
+      report(line);
+    }
+  }
 }
 
 }  // namespace
@@ -154,32 +199,11 @@ void bench_attention(const AttentionOptions& x, const std::function<void(const A
   if (x.repetitions < 1) throw Error(fmt::format("repetitions is {}", x.repetitions), "at least 1");
   const auto device = ops::open_device(x.device);
   if (x.threads > 0) at::set_num_threads(static_cast<int>(x.threads));
-  for (const int64_t length : x.lengths) {
-    if (length < 1) throw Error(fmt::format("length {}", length), "lengths are at least 1");
-    const auto contenders = make_contenders(x, length, make_tensors(x, length, device));
-    std::vector<std::map<std::string, std::vector<double>>> times(contenders.size());
-    for (int64_t turn = 0; turn <= x.repetitions; ++turn) {
-      for (size_t i = 0; i < contenders.size(); ++i) {
-        std::map<std::string, std::vector<double>> warming_up;
-        take_turn(contenders[i], device, turn == 0 ? warming_up : times[i]);
-      }
-    }
-    const double forward_flops = 2.0 * static_cast<double>(x.batch * x.heads * length * length * x.head_dim);
-    const std::map<std::string, double> flops{
-        {"forward", forward_flops}, {"backward", 2.5 * forward_flops}, {"forward_backward", 3.5 * forward_flops}};
-    for (const char* direction : {"forward", "backward", "forward_backward"}) {
-      for (size_t i = 0; i < contenders.size(); ++i) {
-        auto line = contenders[i].line;
-        const auto& ms = times[i].at(direction);
-        line.direction = direction;
-        line.ms = quantile(ms, 0.5);
-        line.ms_spread = quantile(ms, 0.75) - quantile(ms, 0.25);
-        line.tflops = flops.at(direction) / line.ms / 1e9;
-        line.ratio = quantile(times[0].at(direction), 0.5) / line.ms;  // the first contender is sdpa
-        report(line);
-      }
-    }
+  auto lengths = x.lengths;
+  if (lengths.empty()) {
+    lengths = device.is_cpu() ? std::vector<int64_t>{1024, 2048, 4096} : std::vector<int64_t>{4096, 16384, 65536};
   }
+  for (const int64_t length : lengths) measure(make_problem(x, device, length), x, report);
 }
 
 std::string to_json(const AttentionMeasurement& m) {
@@ -195,13 +219,13 @@ std::string to_json(const AttentionMeasurement& m) {
 }
 
 std::string table_head() {
-  return fmt::format("{:<16} {:<17} {:<11} {:<6} {:>6} {:>9} {:>8} {:>8} {:>7} {:>6}", "op", "direction", "gates",
-                     "pruned", "T", "ms", "spread", "TFLOP/s", "ratio", "kept");
+  return fmt::format("{:<16} {:<8} {:<17} {:<11} {:<6} {:>6} {:>9} {:>8} {:>8} {:>7} {:>6}", "op", "kernel",
+                     "direction", "gates", "pruned", "T", "ms", "spread", "TFLOP/s", "ratio", "kept");
 }
 
 std::string table_row(const AttentionMeasurement& m) {
-  return fmt::format("{:<16} {:<17} {:<11} {:<6} {:>6} {:>9.3f} {:>8.3f} {:>8.3f} {:>6.2f}x {:>5.1f}%", m.op,
-                     m.direction, m.gates, m.pruned ? "yes" : "no", m.T, m.ms, m.ms_spread, m.tflops, m.ratio,
+  return fmt::format("{:<16} {:<8} {:<17} {:<11} {:<6} {:>6} {:>9.3f} {:>8.3f} {:>8.3f} {:>6.2f}x {:>5.1f}%", m.op,
+                     m.kernel, m.direction, m.gates, m.pruned ? "yes" : "no", m.T, m.ms, m.ms_spread, m.tflops, m.ratio,
                      100 * m.kept);
 }
 

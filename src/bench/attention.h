@@ -5,16 +5,22 @@
 #include <string>
 #include <vector>
 
-// Forgetting attention against torch's own operators: the same tensors, the same process, taking turns.
+// Forgetting attention against torch's own operators: the same tensors, the same process, taking turns. On a CUDA
+// device those are cuDNN's and the flash kernel of scaled_dot_product_attention, on the CPU its kernel without bias and
+// with the gates as a float mask. q and k are RMS-normalised per head, and our operator is told the bound of the logits
+// which follows from that, as a model with QK-norm tells it.
 namespace fox::bench {
 
 struct AttentionOptions {
   std::string device = "cpu";
-  std::string dtype = "float32";  ///< float32, float64, bfloat16 or float16
-  std::vector<int64_t> lengths{1024, 2048, 4096};
-  int64_t batch = 1, heads = 4, head_dim = 64;
+  // What is left out depends on the device, CPU / CUDA:
+  std::string dtype = {};             ///< float32, float64, bfloat16 or float16; float32 / bfloat16
+  std::vector<int64_t> lengths = {};  ///< 1024, 2048, 4096 / 4096, 16384, 65536
+  int64_t batch = 0;                  ///< 1 / as many as make 32,768 tokens, at least 1
+  int64_t heads = 0;                  ///< 4 / as many as make 1,536 channels
+  int64_t head_dim = 64;
   bool prune = true;         ///< also measure adaptive pruning (log-spaced gates, tolerance e^-10)
-  int64_t repetitions = 10;  ///< turns of each contender; the first, which warms up, is not counted
+  int64_t repetitions = 10;  ///< turns of each contender that count; others warm up before
   int64_t threads = 0;       ///< 0: as many as there are cores
   uint64_t seed = 0;
 };
@@ -25,13 +31,14 @@ struct AttentionMeasurement {
   std::string direction = {};  ///< forward, backward, forward_backward
   std::string gates = {};  ///< off; on: logsigmoid(N(4, 1)); log_spaced: decay times from 8 to 65,536 tokens over heads
   bool pruned = false;
-  std::string kernel = {};  ///< what ran, e.g. the instruction set
+  std::string kernel =
+      {};  ///< what ran: the instruction set on the CPU; cudnn, flash, cuda (ours), torch (its own choice)
   std::string dtype = {};
   int64_t B = 0, T = 0, H = 0, D = 0;
   double ms = 0;         ///< median
   double ms_spread = 0;  ///< distance of the quartiles
   double tflops = 0;     ///< of dense causal attention: 2 B H T² D forward, 2.5 times that backward
-  double ratio = 0;      ///< speed relative to sdpa in the same direction; above 1 is faster
+  double ratio = 0;      ///< speed relative to sdpa (on CUDA cuDNN's) in the same direction; above 1 is faster
   double kept = 1;       ///< share of causal 64×64 blocks computed
 };
 
