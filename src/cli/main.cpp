@@ -9,6 +9,7 @@
 #include "base/nearest.h"
 #include "base/version.h"
 #include "cli/commands.h"
+#include "cli/thread_waiting.h"
 
 namespace fox::cli {
 namespace {
@@ -114,6 +115,8 @@ int run(int argc, char** argv) {
 }  // namespace fox::cli
 
 int main(int argc, char** argv) {
+  const std::string command = argc > 1 ? argv[1] : "";
+  if (command == "train" || command == "eval") fox::cli::wait_without_spinning(argv);
   fox::keep_freed_memory();
   try {
     return fox::cli::run(argc, argv);
