@@ -105,10 +105,11 @@ void add_decode(CLI::App& command) {
 }  // namespace
 
 void register_bench(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("bench", "Measure operators against torch's, in turns in one process");
+  CLI::App* command = app.add_subcommand("bench", "Measure operators against torch's, and training steps");
   command->require_subcommand(1);
   add_attention(*command);
   add_decode(*command);
+  register_bench_train(*command);
 }
 
 }  // namespace fox::cli

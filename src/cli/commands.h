@@ -12,5 +12,6 @@ void register_gates(CLI::App& app);
 void register_inspect(CLI::App& app);
 void register_report(CLI::App& app);
 void register_bench(CLI::App& app);
+void register_bench_train(CLI::App& bench);  // a subcommand of bench
 
 }  // namespace fox::cli

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+// Whole training steps of a published model: how fast, and where the time goes.
+namespace fox::bench {
+
+struct TrainOptions {
+  std::string model = "fox_pro";  ///< published_models(), or a size, which means FoX (Pro) of that size
+  std::string size = "125m";      ///< published_sizes()
+  int64_t length = 16384;
+  int64_t batch = 1;            ///< sequences a micro-batch
+  int64_t micro_batches = 1;    ///< a step
+  std::string gates = "dense";  ///< dense: as published; log_spaced: decay times from 8 to 65,536 tokens over heads
+  bool prune = false;           ///< adaptive pruning, tolerance e^-10
+  std::string activation_checkpointing = "none";  ///< none, mlp, full
+  std::string device = "cpu";
+  std::string precision = "bf16";  ///< float32, bf16, float64
+  int64_t steps = 10;              ///< that are timed; three before them warm up
+  int64_t threads = 0;             ///< 0: as many as there are cores
+  uint64_t seed = 0;
+  std::string trace = "";  ///< file for a trace of the profiled steps (chrome://tracing), or none
+};
+
+struct TrainMeasurement {
+  std::string model = {}, size = {};
+  std::string gates = {};  ///< dense or pruned
+  bool log_spaced = false;
+  int64_t T = 0, B = 0, micro_batches = 1, ranks = 1;
+  std::string precision = {}, device = {}, activation_checkpointing = {};
+  double tokens_per_s = 0;
+  double ms = 0;         ///< of a step, median
+  double ms_spread = 0;  ///< distance of the quartiles
+  double mfu = 0;  ///< share of 989 TFLOP/s (dense bf16 of H100 and H200 SXM); FLOPs as Table 6 counts; 0 on a CPU
+  /// Milliseconds of a step: attention, matmul, elementwise, optimizer, communication, data, idle. On a GPU by kernel,
+  /// idle being what the step takes beyond them; on a CPU by operator.
+  std::map<std::string, double> parts = {};
+  std::map<std::string, double> kernels = {};  ///< the same by kernel or operator; not in the JSON
+  double peak_gib = 0;  ///< most memory that was allocated (GPU), most that the process held (CPU)
+};
+
+/// Times steps of train::Trainer on random tokens that come as in training, through the same prefetching, then profiles
+/// some. Throws fox::Error on names it does not know and sizes that are not supported.
+TrainMeasurement bench_train(const TrainOptions& options);
+
+/// A JSON object on one line, keys as in TrainMeasurement.
+std::string to_json(const TrainMeasurement& measurement);
+/// Some lines for a reader.
+std::string describe(const TrainMeasurement& measurement);
+
+}  // namespace fox::bench

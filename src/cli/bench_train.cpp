@@ -1,0 +1,59 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <memory>
+
+#include "bench/train.h"
+#include "cli/commands.h"
+#include "config/published_models.h"
+
+namespace fox::cli {
+namespace {
+
+struct Arguments {
+  bench::TrainOptions options;
+  bool json = false;
+};
+
+void run(const Arguments& arguments) {
+  const auto measurement = bench::bench_train(arguments.options);
+  fmt::print("{}", arguments.json ? bench::to_json(measurement) + "\n" : bench::describe(measurement));
+}
+
+}  // namespace
+
+void register_bench_train(CLI::App& bench) {
+  auto arguments = std::make_shared<Arguments>();
+  bench::TrainOptions& x = arguments->options;
+  CLI::App* command =
+      bench.add_subcommand("train", "Whole training steps of a published model, and where the time goes");
+  command
+      ->add_option("--model", x.model,
+                   fmt::format("{}; or a size, which means fox_pro", fmt::join(published_models(), ", ")))
+      ->capture_default_str();
+  command->add_option("--size", x.size, fmt::format("{}", fmt::join(published_sizes(), ", ")))->capture_default_str();
+  command->add_option("--length", x.length, "Context length")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--batch", x.batch, "Sequences a micro-batch")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--micro-batches", x.micro_batches, "Micro-batches a step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--gates", x.gates,
+                   "dense (as published), or log_spaced: decay times from 8 to 65,536 tokens over heads")
+      ->capture_default_str();
+  command->add_flag("--prune", x.prune, "Adaptive pruning, tolerance e^-10");
+  command->add_option("--activation-checkpointing", x.activation_checkpointing, "none, mlp or full")
+      ->capture_default_str();
+  command->add_option("--precision", x.precision, "bf16 (float32 masters), float32 or float64")->capture_default_str();
+  command->add_option("--device", x.device, "cpu, cuda or cuda:N")->capture_default_str();
+  command->add_option("--steps", x.steps, "Steps that are timed")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--threads", x.threads, "CPU threads (0: one a core)")->capture_default_str();
+  command->add_option("--trace", x.trace, "Write a trace of the profiled steps here (chrome://tracing)");
+  command->add_flag("--json", arguments->json, "One JSON object on a line");
+  command->footer(
+      "Examples: fox bench train --device cuda --size 760m --length 16384 --gates log_spaced --prune --json\n"
+      "          fox bench train --size tiny --length 256");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace fox::cli
