@@ -3,16 +3,17 @@
 #include <cmath>
 
 #include "ops/common.h"
+#include "ops/scan_op.h"
 
 namespace fox::ops {
 namespace {
 
 constexpr const char* kOp = "delta_net";
 
-/// The inputs in the dtype of the computation, padding set to 0: it writes nothing.
+/// The inputs, checked, padding set to 0: it writes nothing.
 struct Inputs {
   at::Tensor q, k, v, beta, first;
-  at::Tensor document_T;  // number of each token's document, or undefined
+  at::Tensor starts_1T;  // whether a document starts at the token; (1, 0) when there is one
 
   Inputs(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& beta_in,
          const RecurrenceOptions& options) {
@@ -25,23 +26,24 @@ struct Inputs {
     check_shape(kOp, "beta", beta_in, {B, T, H}, "(B, T, H)");
     const std::vector<int64_t> state_shape{B, H, q_in.size(3), v_in.size(3)};
     check_recurrence(kOp, options, B, T, state_shape, "(B, H, K, V)");
-    const auto type = compute_type(q_in.scalar_type());
-    q = without_padding(cast(q_in, type), options.seq_start) * (1 / std::sqrt(static_cast<double>(q_in.size(3))));
-    k = without_padding(cast(k_in, type), options.seq_start);
-    v = without_padding(cast(v_in, type), options.seq_start);
-    beta = without_padding(cast(beta_in, type), options.seq_start);
-    first = initial_state(options, state_shape, q);
-    if (options.cu_seqlens) document_T = document_numbers(options.cu_seqlens->to(q.device()), T);
+    q = without_padding(q_in, options.seq_start);
+    k = without_padding(k_in, options.seq_start);
+    v = without_padding(v_in, options.seq_start);
+    beta = without_padding(cast(beta_in, compute_type(q_in.scalar_type())), options.seq_start);
+    first = initial_state(options, state_shape, beta);
+    starts_1T = starts_or_empty(options, q);
   }
 };
 
+double scale_of(const at::Tensor& q) { return 1 / std::sqrt(static_cast<double>(q.size(-1))); }
+
 /// One token that sees `state`: the state after it, and what it reads.
 RecurrenceResult step(const Inputs& in, int64_t t, const at::Tensor& state) {
-  const auto at_t = [&](const at::Tensor& x) { return x.select(1, t); };
+  const auto at_t = [&](const at::Tensor& x) { return cast(x.select(1, t), state.scalar_type()); };
   const auto k = at_t(in.k).unsqueeze(-2);
   const auto written = (at_t(in.v).unsqueeze(-2) - at::matmul(k, state)) * at_t(in.beta).unsqueeze(-1).unsqueeze(-1);
   const auto next = state + k.transpose(-1, -2) * written;
-  return {at::matmul(at_t(in.q).unsqueeze(-2), next).squeeze(-2), next};
+  return {at::matmul((at_t(in.q) * scale_of(in.q)).unsqueeze(-2), next).squeeze(-2), next};
 }
 
 /// Which tokens of a chunk share a document with which, with the state before the chunk and with the one behind it, as
@@ -49,8 +51,10 @@ RecurrenceResult step(const Inputs& in, int64_t t, const at::Tensor& state) {
 struct Documents {
   at::Tensor same_nCC, enters_nC1, leaves_nC1, passes_n11;
 
-  Documents(const at::Tensor& document_T, int64_t chunk, at::ScalarType type) {
-    if (!document_T.defined()) return;
+  /// starts_1T: of the piece; tokens before its first start belong to the document of the state before it.
+  Documents(const at::Tensor& starts_1T, int64_t chunk, at::ScalarType type) {
+    if (starts_1T.size(1) == 0) return;
+    const auto document_T = starts_1T[0].cumsum(0);
     const int64_t length = document_T.size(0), filled = (length + chunk - 1) / chunk * chunk;
     // What fills up the last chunk belongs to the last document, whose state goes on.
     const auto last = document_T.narrow(0, length - 1, 1).expand({filled - length});
@@ -68,11 +72,13 @@ struct Documents {
 
 at::Tensor times(const at::Tensor& x, const at::Tensor& mask) { return mask.defined() ? x * mask : x; }
 
-RecurrenceResult chunked(const Inputs& in, int64_t chunk_size) {
-  const int64_t length = in.q.size(1), chunk = std::min(chunk_size, length), key_size = in.q.size(3);
-  const Documents documents(in.document_T, chunk, in.q.scalar_type());
-  const auto q = to_chunks(in.q, chunk), k = to_chunks(in.k, chunk), v = to_chunks(in.v, chunk);
-  const auto beta = to_chunks(in.beta, chunk).unsqueeze(-1);
+/// q, k, v, beta, starts_1T.
+RecurrenceResult run(at::TensorList inputs, const at::Tensor& first, int64_t chunk_size) {
+  const int64_t length = inputs[0].size(1), chunk = std::min(chunk_size, length), key_size = inputs[0].size(3);
+  const Documents documents(inputs[4], chunk, first.scalar_type());
+  const auto chunks = [&](size_t i) { return to_chunks(cast(inputs[i], first.scalar_type()), chunk); };
+  const auto q = chunks(0) * scale_of(inputs[0]), k = chunks(1), v = chunks(2);
+  const auto beta = chunks(3).unsqueeze(-1);
   // Token i writes w_i = beta_i (v_i - Sᵀ k_i - Σ_{j<i} (k_i·k_j) w_j), S the state before the chunk: a unit lower
   // triangular system, solved for all chunks at once, with S left to be filled in.
   const auto k_beta = k * beta;
@@ -84,7 +90,7 @@ RecurrenceResult chunked(const Inputs& in, int64_t chunk_size) {
   const auto own = solved.narrow(-1, key_size, v.size(-1)).unbind(2);
   const auto k_out = times(k, documents.leaves_nC1).transpose(-1, -2).unbind(2);
   std::vector<at::Tensor> before, written;
-  auto state = in.first;
+  auto state = first;
   for (size_t i = 0; i < own.size(); ++i) {
     before.push_back(state);
     written.push_back(own[i] - at::matmul(through_state[i], state));
@@ -97,14 +103,26 @@ RecurrenceResult chunked(const Inputs& in, int64_t chunk_size) {
   return {from_chunks(o, length), state};
 }
 
+/// Both right sides of the triangular systems, of all heads.
+int64_t chunk_numbers(at::TensorList inputs, int64_t chunk) {
+  return inputs[0].size(0) * inputs[0].size(2) * chunk * (inputs[0].size(3) + inputs[2].size(3));
+}
+
 }  // namespace
+
+constinit const ScanOp kDeltaNetScan{.name = kOp,
+                                     .scan = "fox::delta_net_scan",
+                                     .backward = "fox::delta_net_scan_backward",
+                                     .in_time = 5,
+                                     .values = 2,
+                                     .chunk_numbers = chunk_numbers,
+                                     .run = run};
 
 RecurrenceResult delta_net(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK, const at::Tensor& v_BTHV,
                            const at::Tensor& beta_BTH, const RecurrenceOptions& options) {
   const Inputs in(q_BTHK, k_BTHK, v_BTHV, beta_BTH, options);
   if (q_BTHK.size(1) > 1) {
-    const auto result = chunked(in, options.chunk_size);
-    return {cast(result.o, v_BTHV.scalar_type()), result.state};
+    return scan(kDeltaNetScan, {in.q, in.k, in.v, in.beta, in.starts_1T}, in.first, options.chunk_size);
   }
   const auto result = step(in, 0, in.first);
   return {cast(result.o.unsqueeze(1), v_BTHV.scalar_type()), result.state};
@@ -116,12 +134,26 @@ RecurrenceResult delta_net_reference(const at::Tensor& q_BTHK, const at::Tensor&
   std::vector<at::Tensor> o;
   auto state = in.first;
   for (int64_t t = 0; t < in.q.size(1); ++t) {
-    const bool starts = t > 0 && in.document_T.defined() && !at::equal(in.document_T[t], in.document_T[t - 1]);
+    const bool starts = in.starts_1T.size(1) > 0 && in.starts_1T[0][t].item<bool>();
     const auto result = step(in, t, starts ? at::zeros_like(state) : state);
     o.push_back(result.o);
     state = result.state;
   }
   return {cast(at::stack(o, 1), v_BTHV.scalar_type()), state};
+}
+
+// delta_net() as an operator of the dispatcher, for callers from Python: a composition, differentiable as its parts
+// are.
+TORCH_LIBRARY_FRAGMENT(fox, m) {
+  using OptionalTensor = std::optional<at::Tensor>;
+  m.def(recurrence_schema(kOp, "Tensor q, Tensor k, Tensor v, Tensor beta").c_str(),
+        [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& beta,
+           const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start,
+           int64_t chunk_size) {
+          const auto result =
+              delta_net(q, k, v, beta, recurrence_options(initial_state, cu_seqlens, seq_start, chunk_size));
+          return std::make_tuple(result.o, result.state);
+        });
 }
 
 }  // namespace fox::ops

@@ -4,13 +4,14 @@
 #include <cmath>
 
 #include "ops/common.h"
+#include "ops/scan_op.h"
 
 namespace fox::ops {
 namespace {
 
 constexpr const char* kOp = "hgrn2";
 
-/// The inputs in the dtype of the computation, with padding and document starts written into them.
+/// The inputs, checked, with padding and document starts written into them.
 struct Inputs {
   at::Tensor q, k, v, log_g, first;
 
@@ -25,20 +26,21 @@ struct Inputs {
     const std::vector<int64_t> state_shape{q_in.size(0), q_in.size(2), q_in.size(3), v_in.size(3)};
     check_recurrence(kOp, options, q_in.size(0), q_in.size(1), state_shape, "(B, H, K, V)");
     const auto type = compute_type(q_in.scalar_type());
-    const double scale = 1 / std::sqrt(static_cast<double>(q_in.size(3)));
-    q = without_padding(cast(q_in, type), options.seq_start) * scale;
-    k = without_padding(cast(k_in, type), options.seq_start);
-    v = without_padding(cast(v_in, type), options.seq_start);
+    q = without_padding(q_in, options.seq_start);
+    k = without_padding(k_in, options.seq_start);
+    v = without_padding(v_in, options.seq_start);
     log_g = with_resets(cast(log_g_in, type), options);
-    first = initial_state(options, state_shape, q);
+    first = initial_state(options, state_shape, log_g);
   }
 };
 
+double scale_of(const at::Tensor& q) { return 1 / std::sqrt(static_cast<double>(q.size(-1))); }
+
 /// One token: the state after it, and what it reads.
 RecurrenceResult step(const Inputs& in, int64_t t, const at::Tensor& state) {
-  const auto at_t = [&](const at::Tensor& x) { return x.select(1, t); };
+  const auto at_t = [&](const at::Tensor& x) { return cast(x.select(1, t), state.scalar_type()); };
   const auto next = at_t(in.log_g).exp().unsqueeze(-1) * state + at_t(in.k).unsqueeze(-1) * at_t(in.v).unsqueeze(-2);
-  return {at::matmul(at_t(in.q).unsqueeze(-2), next).squeeze(-2), next};
+  return {at::matmul((at_t(in.q) * scale_of(in.q)).unsqueeze(-2), next).squeeze(-2), next};
 }
 
 /// What holds within a chunk. Blocks of one token are merged pairwise until one block is the whole chunk: a query of
@@ -68,27 +70,39 @@ WithinChunk within_chunk(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return result;
 }
 
-RecurrenceResult chunked(const Inputs& in, int64_t chunk_size) {
-  const int64_t length = in.q.size(1);
+/// q, k, v, log_g.
+RecurrenceResult run(at::TensorList inputs, const at::Tensor& state, int64_t chunk_size) {
+  const int64_t length = inputs[0].size(1);
   const auto chunk = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::min(chunk_size, length))));
-  const auto q = to_chunks(in.q, chunk), k = to_chunks(in.k, chunk), v = to_chunks(in.v, chunk);
-  const auto within = within_chunk(q, k, to_chunks(in.log_g, chunk));
+  const auto chunks = [&](size_t i) { return to_chunks(cast(inputs[i], state.scalar_type()), chunk); };
+  const auto q = chunks(0) * scale_of(inputs[0]), k = chunks(1), v = chunks(2);
+  const auto within = within_chunk(q, k, chunks(3));
   const auto added = at::matmul((k * within.suffix.exp()).transpose(-1, -2), v);
   const auto decay = within.prefix.select(-2, chunk - 1).exp().unsqueeze(-1);
-  const auto states = scan_chunks(decay, added, in.first);
+  const auto states = scan_chunks(decay, added, state);
   const auto o = at::matmul(within.weights, v) + at::matmul(q * within.prefix.exp(), states.before_BHnKV);
   return {from_chunks(o, length), states.last_BHKV};
 }
 
+/// q with the gates of a level, of all heads.
+int64_t chunk_numbers(at::TensorList inputs, int64_t chunk) {
+  return inputs[0].size(0) * inputs[0].size(2) * chunk * inputs[0].size(3);
+}
+
 }  // namespace
+
+constinit const ScanOp kHgrn2Scan{.name = kOp,
+                                  .scan = "fox::hgrn2_scan",
+                                  .backward = "fox::hgrn2_scan_backward",
+                                  .in_time = 4,
+                                  .values = 2,
+                                  .chunk_numbers = chunk_numbers,
+                                  .run = run};
 
 RecurrenceResult hgrn2(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK, const at::Tensor& v_BTHV,
                        const at::Tensor& log_g_BTHK, const RecurrenceOptions& options) {
   const Inputs in(q_BTHK, k_BTHK, v_BTHV, log_g_BTHK, options);
-  if (q_BTHK.size(1) > 1) {
-    const auto result = chunked(in, options.chunk_size);
-    return {cast(result.o, v_BTHV.scalar_type()), result.state};
-  }
+  if (q_BTHK.size(1) > 1) return scan(kHgrn2Scan, {in.q, in.k, in.v, in.log_g}, in.first, options.chunk_size);
   const auto result = step(in, 0, in.first);
   return {cast(result.o.unsqueeze(1), v_BTHV.scalar_type()), result.state};
 }
@@ -104,6 +118,19 @@ RecurrenceResult hgrn2_reference(const at::Tensor& q_BTHK, const at::Tensor& k_B
     state = result.state;
   }
   return {cast(at::stack(o, 1), v_BTHV.scalar_type()), state};
+}
+
+// hgrn2() as an operator of the dispatcher, for callers from Python: a composition, differentiable as its parts are.
+TORCH_LIBRARY_FRAGMENT(fox, m) {
+  using OptionalTensor = std::optional<at::Tensor>;
+  m.def(recurrence_schema(kOp, "Tensor q, Tensor k, Tensor v, Tensor log_g").c_str(),
+        [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_g,
+           const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start,
+           int64_t chunk_size) {
+          const auto result =
+              hgrn2(q, k, v, log_g, recurrence_options(initial_state, cu_seqlens, seq_start, chunk_size));
+          return std::make_tuple(result.o, result.state);
+        });
 }
 
 }  // namespace fox::ops

@@ -1,83 +1,120 @@
 #include "ops/mamba2.h"
 
+#include <bit>
 #include <limits>
 
 #include "ops/common.h"
+#include "ops/scan_op.h"
 
 namespace fox::ops {
 namespace {
 
 constexpr const char* kOp = "mamba2";
 
-/// The inputs in the dtype of the computation, with padding and document starts written into them.
+/// The inputs, checked, with padding and document starts written into them.
 struct Inputs {
-  at::Tensor x, dx;      // values, and values times their time step
-  at::Tensor log_decay;  // dt a
-  at::Tensor b, c, d_H1, first;
+  at::Tensor x, dt, log_decay;  // log_decay: dt a
+  at::Tensor b, c, d, first;
 
   Inputs(const at::Tensor& x_in, const at::Tensor& dt_in, const at::Tensor& a, const at::Tensor& b_in,
-         const at::Tensor& c_in, const at::Tensor& d, const RecurrenceOptions& options) {
-    for (const auto* t : {&x_in, &dt_in, &a, &b_in, &c_in, &d}) check_floating(kOp, "an input", *t);
+         const at::Tensor& c_in, const at::Tensor& d_in, const RecurrenceOptions& options) {
+    for (const auto* t : {&x_in, &dt_in, &a, &b_in, &c_in, &d_in}) check_floating(kOp, "an input", *t);
     check_dim(kOp, "x", x_in, 4, "(B, T, H, P)");
     check_dim(kOp, "b", b_in, 3, "(B, T, N)");
     const int64_t B = x_in.size(0), T = x_in.size(1), H = x_in.size(2), N = b_in.size(2);
     check_shape(kOp, "dt", dt_in, {B, T, H}, "(B, T, H)");
     check_shape(kOp, "a", a, {H}, "(H,)");
-    check_shape(kOp, "d", d, {H}, "(H,)");
+    check_shape(kOp, "d", d_in, {H}, "(H,)");
     check_shape(kOp, "b", b_in, {B, T, N}, "(B, T, N)");
     check_shape(kOp, "c", c_in, {B, T, N}, "(B, T, N)");
     const std::vector<int64_t> state_shape{B, H, x_in.size(3), N};
     check_recurrence(kOp, options, B, T, state_shape, "(B, H, P, N)");
     const auto type = compute_type(x_in.scalar_type());
-    const auto dt = without_padding(cast(dt_in, type), options.seq_start);
-    x = without_padding(cast(x_in, type), options.seq_start);
-    dx = x * dt.unsqueeze(-1);
+    dt = without_padding(cast(dt_in, type), options.seq_start);
+    x = without_padding(x_in, options.seq_start);
     log_decay = with_resets(dt * cast(a, type), options);
-    b = without_padding(cast(b_in, type), options.seq_start);
-    c = without_padding(cast(c_in, type), options.seq_start);
-    d_H1 = cast(d, type).unsqueeze(-1);
-    first = initial_state(options, state_shape, x);
+    b = without_padding(b_in, options.seq_start);
+    c = without_padding(c_in, options.seq_start);
+    d = cast(d_in, type);
+    first = initial_state(options, state_shape, dt);
   }
 };
 
 /// One token: the state after it, and what it reads.
 RecurrenceResult step(const Inputs& in, int64_t t, const at::Tensor& state) {
-  const auto at_t = [&](const at::Tensor& x) { return x.select(1, t); };
-  const auto written = at_t(in.dx).unsqueeze(-1) * at_t(in.b).unsqueeze(1).unsqueeze(1);
+  const auto at_t = [&](const at::Tensor& x) { return cast(x.select(1, t), state.scalar_type()); };
+  const auto x = at_t(in.x);
+  const auto written = (x * at_t(in.dt).unsqueeze(-1)).unsqueeze(-1) * at_t(in.b).unsqueeze(1).unsqueeze(1);
   const auto next = at_t(in.log_decay).exp().unsqueeze(-1).unsqueeze(-1) * state + written;
   const auto read = at::matmul(next, at_t(in.c).unsqueeze(1).unsqueeze(-1)).squeeze(-1);
-  return {read + in.d_H1 * at_t(in.x), next};
+  return {read + in.d.unsqueeze(-1) * x, next};
 }
 
-RecurrenceResult chunked(const Inputs& in, int64_t chunk_size) {
-  const int64_t length = in.x.size(1), chunk = std::min(chunk_size, length);
-  const auto dx = to_chunks(in.dx, chunk), log_decay = to_chunks(in.log_decay, chunk);
-  const auto b = to_chunks(in.b.unsqueeze(2), chunk), c = to_chunks(in.c.unsqueeze(2), chunk);  // (B, 1, n, C, N)
-  // Row i, column j: the log decays of j + 1 ... i. Each is a sum of its own, not a difference of prefix sums: nothing
-  // cancels, and -inf, a reset, stays what it is.
-  const auto spread = log_decay.unsqueeze(-1).expand({-1, -1, -1, -1, chunk});
-  const auto sums = spread.tril(-1).cumsum(-2);
-  const auto future = at::ones({chunk, chunk}, sums.options().dtype(at::kBool).requires_grad(false)).triu(1);
-  const auto decay = sums.masked_fill(future, -std::numeric_limits<double>::infinity()).exp();
-  const auto prefix = log_decay.cumsum(-1).exp().unsqueeze(-1);       // from the state before the chunk
-  const auto suffix = decay.select(-2, chunk - 1).unsqueeze(-1);      // to the state behind it
-  const auto added = at::matmul((dx * suffix).transpose(-1, -2), b);  // (B, H, n, P, N)
-  const auto passes = prefix.select(-2, chunk - 1).unsqueeze(-1);
-  const auto states = scan_chunks(passes, added, in.first);
-  const auto y = at::matmul(at::matmul(c, b.transpose(-1, -2)) * decay, dx) +
+/// Sums of log decays within a chunk, each of its own and not a difference of prefix sums: nothing cancels, and -inf, a
+/// reset, stays what it is. Blocks of one token are merged pairwise: what lies between a token of the second block of a
+/// pair and one of the first is the second's `prefix` and the first's `suffix`.
+struct Sums {
+  at::Tensor between;         // (..., C, C), row i column j: of j + 1 ... i; -inf above the diagonal
+  at::Tensor prefix, suffix;  // (..., C): from the chunk's start through i; of i + 1 through the chunk's end
+};
+
+Sums sums_within_chunk(const at::Tensor& log_decay) {
+  const int64_t chunk = log_decay.size(-1);
+  Sums sums{at::zeros_like(log_decay).unsqueeze(-1).unsqueeze(-1), log_decay, at::zeros_like(log_decay)};
+  for (int64_t half = 1; half < chunk; half *= 2) {
+    const auto pairs = [&](const at::Tensor& x) { return x.unflatten(-1, {chunk / (2 * half), 2, half}).unbind(-2); };
+    const auto prefix = pairs(sums.prefix), suffix = pairs(sums.suffix);
+    const auto own = sums.between.unflatten(-3, {chunk / (2 * half), 2}).unbind(-3);
+    const auto across = prefix[1].unsqueeze(-1) + suffix[0].unsqueeze(-2);
+    const auto future = at::full_like(own[0], -std::numeric_limits<double>::infinity());
+    sums.between = at::cat({at::cat({own[0], future}, -1), at::cat({across, own[1]}, -1)}, -2);
+    const auto total = [&](const at::Tensor& x) { return x.narrow(-1, half - 1, 1); };
+    const auto merged = [](const at::Tensor& a, const at::Tensor& b) { return at::cat({a, b}, -1).flatten(-2, -1); };
+    sums.suffix = merged(suffix[0] + total(prefix[1]), suffix[1]);
+    sums.prefix = merged(prefix[0], prefix[1] + total(prefix[0]));
+  }
+  sums.between = sums.between.squeeze(-3);
+  return sums;
+}
+
+/// x, dt, log_decay, b, c; d.
+RecurrenceResult run(at::TensorList inputs, const at::Tensor& state, int64_t chunk_size) {
+  const int64_t length = inputs[0].size(1);
+  const auto chunk = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::min(chunk_size, length))));
+  const auto in = [&](size_t i) { return cast(inputs[i], state.scalar_type()); };
+  const auto x = in(0), d = in(5);
+  const auto dx = to_chunks(x * in(1).unsqueeze(-1), chunk);
+  const auto b = to_chunks(in(3).unsqueeze(2), chunk), c = to_chunks(in(4).unsqueeze(2), chunk);  // (B, 1, n, C, N)
+  const auto sums = sums_within_chunk(to_chunks(in(2), chunk));
+  const auto prefix = sums.prefix.exp().unsqueeze(-1);  // from the state before the chunk
+  const auto added = at::matmul((dx * sums.suffix.exp().unsqueeze(-1)).transpose(-1, -2), b);  // (B, H, n, P, N)
+  const auto states = scan_chunks(prefix.select(-2, chunk - 1).unsqueeze(-1), added, state);
+  const auto y = at::matmul(at::matmul(c, b.transpose(-1, -2)) * sums.between.exp(), dx) +
                  at::matmul(c, states.before_BHnKV.transpose(-1, -2)) * prefix;
-  return {from_chunks(y, length) + in.d_H1 * in.x, states.last_BHKV};
+  return {from_chunks(y, length) + d.unsqueeze(-1) * x, states.last_BHKV};
+}
+
+/// A decay for every pair of tokens, of all heads.
+int64_t chunk_numbers(at::TensorList inputs, int64_t chunk) {
+  return inputs[0].size(0) * inputs[0].size(2) * chunk * chunk;
 }
 
 }  // namespace
+
+constinit const ScanOp kMamba2Scan{.name = kOp,
+                                   .scan = "fox::mamba2_scan",
+                                   .backward = "fox::mamba2_scan_backward",
+                                   .in_time = 5,
+                                   .values = 0,
+                                   .chunk_numbers = chunk_numbers,
+                                   .run = run};
 
 RecurrenceResult mamba2(const at::Tensor& x_BTHP, const at::Tensor& dt_BTH, const at::Tensor& a_H,
                         const at::Tensor& b_BTN, const at::Tensor& c_BTN, const at::Tensor& d_H,
                         const RecurrenceOptions& options) {
   const Inputs in(x_BTHP, dt_BTH, a_H, b_BTN, c_BTN, d_H, options);
   if (x_BTHP.size(1) > 1) {
-    const auto result = chunked(in, options.chunk_size);
-    return {cast(result.o, x_BTHP.scalar_type()), result.state};
+    return scan(kMamba2Scan, {in.x, in.dt, in.log_decay, in.b, in.c, in.d}, in.first, options.chunk_size);
   }
   const auto result = step(in, 0, in.first);
   return {cast(result.o.unsqueeze(1), x_BTHP.scalar_type()), result.state};
@@ -95,6 +132,19 @@ RecurrenceResult mamba2_reference(const at::Tensor& x_BTHP, const at::Tensor& dt
     state = result.state;
   }
   return {cast(at::stack(y, 1), x_BTHP.scalar_type()), state};
+}
+
+// mamba2() as an operator of the dispatcher, for callers from Python: a composition, differentiable as its parts are.
+TORCH_LIBRARY_FRAGMENT(fox, m) {
+  using OptionalTensor = std::optional<at::Tensor>;
+  m.def(recurrence_schema(kOp, "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d").c_str(),
+        [](const at::Tensor& x, const at::Tensor& dt, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
+           const at::Tensor& d, const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
+           const OptionalTensor& seq_start, int64_t chunk_size) {
+          const auto result =
+              mamba2(x, dt, a, b, c, d, recurrence_options(initial_state, cu_seqlens, seq_start, chunk_size));
+          return std::make_tuple(result.o, result.state);
+        });
 }
 
 }  // namespace fox::ops
