@@ -10,10 +10,10 @@
 #include "mixers/decay_bias.h"
 #include "nn/growing_buffer.h"
 #include "nn/linear_together.h"
+#include "ops/attn_input.h"
 #include "ops/forgetting_attn.h"
 #include "ops/gate.h"
-#include "ops/rotary.h"
-#include "ops/token_shift.h"
+#include "ops/gated_rms_norm.h"
 
 namespace fox::mixers {
 namespace {
@@ -26,21 +26,27 @@ struct AttnSlot final : nn::CacheSlot {
   at::Tensor last_k_BHD, last_v_BHD;  // before the shift
 };
 
-// Keys or values (..., C) → heads, shifted by one token where `alpha_logits` says how much.
-at::Tensor shifted(const at::Tensor& x_BTHD, const at::Tensor& alpha_logits, const nn::Sequence& sequence,
-                   at::Tensor* last_BHD) {
-  if (!alpha_logits.defined()) return x_BTHD;
-  std::optional<at::Tensor> prev_BHD, seq_start;
+// How keys or values are shifted by one token; not at all where `alpha_logits` is undefined. `last_BHD` is what a slot
+// remembers: it holds the token before this chunk and is left with this chunk's last.
+ops::AttnInputOptions token_shift_of(const at::Tensor& x_BTHD, const at::Tensor& alpha_logits,
+                                     const nn::Sequence& sequence, at::Tensor* last_BHD) {
+  ops::AttnInputOptions options;
+  if (!alpha_logits.defined()) return options;
+  options.shift_logits_BTH = alpha_logits;
+  options.cu_seqlens = sequence.cu_seqlens;
   // Padding is counted from the first token of the cache, the operator counts from the first token it is given. Where
   // padding ended before this chunk, the token before the chunk is a real one.
+  auto& seq_start = options.seq_start;
   if (sequence.seq_start) seq_start = *sequence.seq_start - sequence.offset;
   if (last_BHD && last_BHD->defined()) {
-    prev_BHD = *last_BHD;
-    if (seq_start) prev_BHD = at::where(seq_start->lt(0).view({-1, 1, 1}), *last_BHD, at::zeros_like(*last_BHD));
+    options.prev_BHD = *last_BHD;
+    if (seq_start) {
+      options.prev_BHD = at::where(seq_start->lt(0).view({-1, 1, 1}), *last_BHD, at::zeros_like(*last_BHD));
+    }
   }
   if (seq_start) seq_start = seq_start->clamp(0, x_BTHD.size(1));
   if (last_BHD) *last_BHD = x_BTHD.select(1, -1).clone();
-  return ops::token_shift(x_BTHD, at::sigmoid(alpha_logits), prev_BHD, sequence.cu_seqlens, seq_start);
+  return options;
 }
 
 }  // namespace
@@ -119,22 +125,27 @@ at::Tensor ForgettingAttn::logit_bound() const {
 
 at::Tensor ForgettingAttn::attend(const Projected& projected, const nn::Sequence& sequence, nn::CacheSlot* slot) const {
   auto* memory = static_cast<AttnSlot*>(slot);
-  auto q_BTHD = projected.q_BTHD;
-  auto k_BTHD = shifted(projected.k_BTHD, projected.k_alpha_BTH, sequence, memory ? &memory->last_k_BHD : nullptr);
-  auto v_BTHD = shifted(projected.v_BTHD, projected.v_alpha_BTH, sequence, memory ? &memory->last_v_BHD : nullptr);
-  if (q_norm_) {
-    q_BTHD = q_norm_->forward(q_BTHD.flatten(2)).view(q_BTHD.sizes());
-    k_BTHD = k_norm_->forward(k_BTHD.flatten(2)).view(k_BTHD.sizes());
-  }
-  if (config_.use_rope) {
-    q_BTHD = ops::rotary(q_BTHD, config_.rope_base, sequence.offset);
-    k_BTHD = ops::rotary(k_BTHD, config_.rope_base, sequence.offset);
-  }
+  const auto norm_and_rotate = [&](ops::AttnInputOptions& steps, const std::optional<nn::RmsNorm>& norm) {
+    if (norm) steps.norm_weight = norm->weight, steps.norm_eps = norm->eps;
+    if (config_.use_rope) steps.rotary_base = config_.rope_base, steps.rotary_offset = sequence.offset;
+  };
+  const auto shift = [&](const at::Tensor& x_BTHD, const at::Tensor& alpha_logits, at::Tensor AttnSlot::*last_BHD) {
+    return token_shift_of(x_BTHD, alpha_logits, sequence, memory ? &(memory->*last_BHD) : nullptr);
+  };
+  ops::AttnInputOptions q_steps;
+  auto k_steps = shift(projected.k_BTHD, projected.k_alpha_BTH, &AttnSlot::last_k_BHD);
+  const auto v_steps = shift(projected.v_BTHD, projected.v_alpha_BTH, &AttnSlot::last_v_BHD);
+  norm_and_rotate(q_steps, q_norm_);
+  norm_and_rotate(k_steps, k_norm_);
+  const auto q_BTHD = ops::attn_input(projected.q_BTHD, q_steps);
+  auto k_BTHD = ops::attn_input(projected.k_BTHD, k_steps);
+  auto v_BTHD = ops::attn_input(projected.v_BTHD, v_steps);
   auto log_f_BTH = log_gate(projected);
   if (sequence.probe) sequence.probe->on_attention(layer_, q_BTHD, k_BTHD, log_f_BTH.value_or(at::Tensor()));
 
   ops::ForgettingAttnOptions options;
   options.window = config_.window_size;
+  options.deterministic = sequence.deterministic;
   options.seq_start = sequence.seq_start;
   options.cu_seqlens = sequence.cu_seqlens;
   options.log_pruning_tolerance = config_.log_pruning_tolerance;
@@ -153,15 +164,20 @@ at::Tensor ForgettingAttn::attend(const Projected& projected, const nn::Sequence
   return o_BTHD;
 }
 
+at::Tensor ForgettingAttn::gated(const at::Tensor& o_BTC, const at::Tensor& gate_BTC) const {
+  const bool silu = config_.ogate_act == "silu";
+  if (output_norm_ && gate_BTC.defined()) {
+    const auto& norm = *output_norm_;
+    return ops::gated_rms_norm(o_BTC, gate_BTC, norm.weight, norm.eps, norm.num_groups, silu);
+  }
+  if (output_norm_) return output_norm_->forward(o_BTC);
+  return gate_BTC.defined() ? o_BTC * (silu ? at::silu(gate_BTC) : at::sigmoid(gate_BTC)) : o_BTC;
+}
+
 at::Tensor ForgettingAttn::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence, nn::CacheSlot* slot) {
   const auto projected = project(x_BTC);
-  auto o_BTC = attend(projected, sequence, slot).flatten(2);
-  if (output_norm_) o_BTC = output_norm_->forward(o_BTC);
-  if (projected.output_gate_BTC.defined()) {
-    const auto& gate = projected.output_gate_BTC;
-    o_BTC = o_BTC * (config_.ogate_act == "silu" ? at::silu(gate) : at::sigmoid(gate));
-  }
-  return o_proj_.forward(o_BTC);
+  const auto o_BTC = attend(projected, sequence, slot).flatten(2);
+  return o_proj_.forward(gated(o_BTC, projected.output_gate_BTC));
 }
 
 std::unique_ptr<nn::CacheSlot> ForgettingAttn::make_slot() const { return std::make_unique<AttnSlot>(); }

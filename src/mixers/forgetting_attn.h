@@ -33,6 +33,8 @@ class ForgettingAttn final : public Mixer {
   std::optional<at::Tensor> log_gate(const Projected& projected) const;
   at::Tensor logit_bound() const;
   at::Tensor attend(const Projected& projected, const nn::Sequence& sequence, nn::CacheSlot* slot) const;
+  /// Output norm and output gate, as far as the model has them.
+  at::Tensor gated(const at::Tensor& o_BTC, const at::Tensor& gate_BTC) const;
 
   ModelConfig config_;
   int64_t layer_, head_dim_;

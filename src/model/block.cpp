@@ -1,7 +1,5 @@
 #include "model/block.h"
 
-#include <ATen/TensorOperators.h>
-
 #include <cmath>
 
 #include "model/names.h"
@@ -19,11 +17,10 @@ Block::Block(const ModelConfig& config, int64_t layer, const mixers::SharedParam
   mlp_.emplace(config.hidden_size, mlp_width);
 }
 
-at::Tensor Block::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence, nn::CacheSlot* slot,
-                          at::ScalarType compute) {
-  const auto mixed_BTC = x_BTC + mixer_->forward(mixer_norm_.forward(x_BTC).to(compute), sequence, slot);
-  if (!mlp_) return mixed_BTC;
-  return mixed_BTC + apply_mlp(mlp_norm_->forward(mixed_BTC).to(compute));
+void Block::forward(nn::ResidualStream& stream, const nn::Sequence& sequence, nn::CacheSlot* slot,
+                    at::ScalarType compute) {
+  stream.branch_BTC = mixer_->forward(stream.normed(mixer_norm_, compute), sequence, slot);
+  if (mlp_) stream.branch_BTC = apply_mlp(stream.normed(*mlp_norm_, compute));
 }
 
 at::Tensor Block::apply_mlp(const at::Tensor& x_BTC) const {

@@ -7,17 +7,18 @@
 #include "mixers/mixer.h"
 #include "nn/mlp.h"
 #include "nn/norm.h"
+#include "nn/residual_stream.h"
 
 namespace fox::model {
 
 /// One pre-norm layer: x + mixer(norm(x)), then x + mlp(norm(x)) where the model has MLPs (all but Mamba-2). The
-/// residual stream keeps its own dtype; the branches compute in `compute`.
+/// residual stream keeps its own dtype; the branches compute in `compute`, and the last one is left for the next norm
+/// to add (nn/residual_stream.h).
 class Block {
  public:
   Block(const ModelConfig& config, int64_t layer, const mixers::SharedParameters& shared);
 
-  at::Tensor forward(const at::Tensor& x_BTC, const nn::Sequence& sequence, nn::CacheSlot* slot,
-                     at::ScalarType compute);
+  void forward(nn::ResidualStream& stream, const nn::Sequence& sequence, nn::CacheSlot* slot, at::ScalarType compute);
   /// Parameters by their published names, led by `prefix` (ends with '.').
   void collect(const std::string& prefix, nn::Parameters& out);
   void init();

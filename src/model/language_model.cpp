@@ -103,6 +103,7 @@ struct LanguageModel::Impl {
   nn::Parameters parameters;
   std::optional<at::ScalarType> compute_dtype;
   Recompute recompute = Recompute::kNone;
+  bool deterministic = false;
 };
 
 LanguageModel::LanguageModel(const ModelConfig& config) : impl_(std::make_unique<Impl>(config)) {}
@@ -128,21 +129,31 @@ void LanguageModel::init(uint64_t seed) {
 }
 
 at::Tensor LanguageModel::hidden(const at::Tensor& ids_BT, const nn::Sequence& sequence_in, Cache* cache) {
-  const auto sequence = continued(ids_BT, sequence_in, cache, impl_.get());
+  auto sequence = continued(ids_BT, sequence_in, cache, impl_.get());
+  sequence.deterministic = sequence.deterministic || impl_->deterministic;
   // A cache is memory of the past, overwritten as it grows: no gradient passes through it.
   const at::AutoGradMode grad_mode(cache == nullptr && at::GradMode::is_enabled());
-  auto x_BTC = impl_->embeddings.forward(ids_BT);
+  nn::ResidualStream stream{impl_->embeddings.forward(ids_BT), {}};
   const bool recompute = impl_->recompute == Recompute::kFull && at::GradMode::is_enabled();
   for (size_t layer = 0; layer < impl_->blocks.size(); ++layer) {
     auto* block = impl_->blocks[layer].get();
     auto* slot = cache ? cache->slots[layer].get() : nullptr;
+    if (!recompute) {
+      block->forward(stream, sequence, slot, impl_->compute());
+      continue;
+    }
     const nn::TensorFunction forward = [=, compute = impl_->compute()](const std::vector<at::Tensor>& x) {
-      return std::vector<at::Tensor>{block->forward(x[0], sequence, slot, compute)};
+      nn::ResidualStream own{x[0], x.size() > 1 ? x[1] : at::Tensor()};
+      block->forward(own, sequence, slot, compute);
+      return std::vector<at::Tensor>{own.sum_BTC, own.branch_BTC};
     };
-    x_BTC = recompute ? nn::recomputed(forward, {x_BTC})[0] : forward({x_BTC})[0];
+    std::vector<at::Tensor> inputs{stream.sum_BTC};
+    if (stream.branch_BTC.defined()) inputs.push_back(stream.branch_BTC);
+    const auto outputs = nn::recomputed(forward, inputs);
+    stream = {outputs[0], outputs[1]};
   }
   if (cache) cache->length += ids_BT.size(1);
-  return impl_->norm.forward(x_BTC).to(impl_->compute());
+  return stream.normed(impl_->norm, impl_->compute());
 }
 
 at::Tensor LanguageModel::logits(const at::Tensor& ids_BT, const nn::Sequence& sequence, Cache* cache) {
@@ -181,6 +192,8 @@ void LanguageModel::set_recompute(Recompute what) {
   impl_->recompute = what;
   for (auto& block : impl_->blocks) block->set_recompute_mlp(what == Recompute::kMlp);
 }
+
+void LanguageModel::set_deterministic(bool on) { impl_->deterministic = on; }
 
 void LanguageModel::set_requires_grad(bool on) {
   for (auto& parameter : impl_->parameters) parameter.tensor.set_requires_grad(on && parameter.trainable);

@@ -67,6 +67,8 @@ class LanguageModel {
   void set_requires_grad(bool on);
   /// Activation checkpointing. The gradients are the same, bit for bit where the operators' are.
   void set_recompute(Recompute what);
+  /// Gradients with the same bits each time; on a GPU attention's are then a few percent slower.
+  void set_deterministic(bool on);
 
   ParameterCount count_parameters() const;
   /// Forward FLOPs a token at context length L, as arXiv 2503.02130, Table 6 counts them.

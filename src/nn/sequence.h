@@ -29,6 +29,7 @@ struct Sequence {
   std::optional<at::Tensor> seq_start;   ///< (B,) int64: left-padding tokens of each row (first chunk of a cache only)
   int64_t offset = 0;                    ///< tokens already in the cache: position of this batch's first token
   Probe* probe = nullptr;
+  bool deterministic = false;  ///< backward adds up in a fixed order (always so on the CPU)
 
   /// How many of this batch's `length` tokens are padding in each row: seq_start counts from the cache's first token.
   std::optional<at::Tensor> padding_of(int64_t length) const;

@@ -55,6 +55,12 @@ T* mutable_data(const at::Tensor& t) {
   return t.defined() ? static_cast<T*>(t.mutable_data_ptr()) : nullptr;
 }
 
+/// The tensor, or a copy where it is not contiguous from a 16-byte boundary on: how kernels take gradients.
+inline at::Tensor packed(const at::Tensor& t) {
+  const auto dense = t.contiguous();
+  return reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % 16 == 0 ? dense : dense.clone();
+}
+
 inline cudaStream_t stream_of(const at::Tensor& t) { return c10::cuda::getCurrentCUDAStream(t.device().index()); }
 
 inline void check_launch(const char* op, cudaError_t error) {
@@ -66,6 +72,13 @@ inline void check_launch(const char* op, cudaError_t error) {
 template <class Result, class... Args>
 Result checked_results(const c10::TypedOperatorHandle<Result(Args...)>& op, std::type_identity_t<Args>... args) {
   return op.redispatch(c10::DispatchKeySet(c10::DispatchKey::Meta), std::forward<Args>(args)...);
+}
+
+/// Results of operator `name` from its CPU kernel, for operators whose CPU side is a composition of other operators and
+/// so computes on whatever device the arguments are.
+template <class Result, class... Args>
+Result composed_results(const c10::TypedOperatorHandle<Result(Args...)>& op, std::type_identity_t<Args>... args) {
+  return op.redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), std::forward<Args>(args)...);
 }
 
 }  // namespace fox::ops

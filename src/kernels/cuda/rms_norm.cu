@@ -1,114 +1,264 @@
-#include <algorithm>
-
 #include "kernels/cuda/rms_norm.h"
+
+#include <type_traits>
+
 #include "kernels/cuda/vec.cuh"
 
-// Fast path: one thread holds one 16-byte piece of a row in registers, a block strides over rows, and the next row is
-// on its way while the sums of this one are made. A mean over the whole row takes one barrier (two buffers take turns);
-// a mean over a group that is a power of two of lanes takes none. Any other shape: a warp for each (row, group).
+// Fast path: a team of whole warps has a row and each of its threads two to four pieces of it, all loaded before the
+// first is used: several 16-byte loads on their way a thread are what fills the memory's bandwidth. Pieces stay in
+// registers as they came (16-bit ones need half of what float32 would) and are converted twice, for the sums and for
+// the result. Rows that are whole pieces of all threads (768, 1024, 1536, 2048, … columns) need no checks for their
+// end. A mean over a group that is a power of two of lanes takes no barrier, nor does one over the row of a single
+// warp; larger teams have a named barrier each. Any other shape: a warp for each (row, group), without branch or gate.
 namespace fox::cuda {
 namespace {
 
-constexpr int kMaxWarps = 32;
+// Threads of a block; backward's small ones, where a row is short enough, come and go in finer steps.
+constexpr int kBlock = 256, kBackwardBlock = 128, kMaxWarps = kBlock / 32;
 
-// Sums over the lanes of a group or, with group_lanes = 0, over the block.
-template <class A, int kCount>
-struct RowSum {
+// Elements of a piece: one 16-byte access of the wider dtype.
+template <class TX, class TY>
+constexpr int kElements = kVec<std::conditional_t<(sizeof(TX) > sizeof(TY)), TX, TY>>;
+
+// The place of a thread: threadIdx.y is its team, blockDim.x the team's threads. kWhole: every thread has all its
+// pieces.
+template <int N, int kPieces, bool kWhole>
+struct Place {
+  int64_t row, step;  // first row and distance to the next
+  int columns;
+
+  template <class Params>
+  __device__ explicit Place(const Params& p)
+      : row(blockIdx.x * static_cast<int64_t>(blockDim.y) + threadIdx.y),
+        step(gridDim.x * static_cast<int64_t>(blockDim.y)),
+        columns(static_cast<int>(p.groups * p.width)) {}
+  __device__ int column(int piece) const { return static_cast<int>(piece * blockDim.x + threadIdx.x) * N; }
+  __device__ bool has(int piece) const { return kWhole || column(piece) < columns; }
+};
+
+// Sums over the lanes of a group for each piece or, with group_lanes = 0, over the whole team for all of them. Two
+// buffers take turns, so one barrier a row suffices.
+template <class A, int kCount, int kPieces>
+struct TeamSum {
   A buffer[2][kCount][kMaxWarps];
 
-  __device__ __forceinline__ void operator()(A (&values)[kCount], int group_lanes, int turn) {
+  __device__ __forceinline__ void operator()(A (&values)[kCount][kPieces], int group_lanes, int turn) {
     if (group_lanes) {
 #pragma unroll
-      for (int c = 0; c < kCount; ++c) values[c] = sum_lanes(values[c], group_lanes);
+      for (int c = 0; c < kCount; ++c) {
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) values[c][piece] = sum_lanes(values[c][piece], group_lanes);
+      }
       return;
     }
-    const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const int warps = blockDim.x / 32, first = threadIdx.y * warps, warp = first + threadIdx.x / 32;
 #pragma unroll
     for (int c = 0; c < kCount; ++c) {
-      values[c] = sum_lanes(values[c], 32);
-      if (threadIdx.x % 32 == 0) buffer[turn][c][warp] = values[c];
+      A sum = values[c][0];
+#pragma unroll
+      for (int piece = 1; piece < kPieces; ++piece) sum += values[c][piece];
+      sum = sum_lanes(sum, 32);
+      if (warps > 1 && threadIdx.x % 32 == 0) buffer[turn][c][warp] = sum;
+      values[c][0] = sum;
     }
-    __syncthreads();
+    if (warps > 1) {
+      asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.y + 1), "r"(blockDim.x) : "memory");
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) {
+        values[c][0] = 0;
+        for (int w = 0; w < warps; ++w) values[c][0] += buffer[turn][c][first + w];
+      }
+    }
 #pragma unroll
     for (int c = 0; c < kCount; ++c) {
-      values[c] = 0;
-      for (int w = 0; w < warps; ++w) values[c] += buffer[turn][c][w];
+#pragma unroll
+      for (int piece = 1; piece < kPieces; ++piece) values[c][piece] = values[c][0];
     }
   }
 };
 
-template <class T, class A>
-__device__ __forceinline__ void load_weight(const RmsNormParams<T, A>& p, int64_t column, A (&w)[kVec<T>]) {
+template <class A, int N, int kPieces>
+struct Weights {
+  const A* at[kPieces];  // of the thread's pieces
+
+  template <class Params, class Place>
+  __device__ Weights(const Params& p, const Place& place) {
 #pragma unroll
-  for (int i = 0; i < kVec<T>; ++i) {
-    w[i] = p.weight ? p.weight[column / p.width * p.weight_stride + (column + i) % p.width] : A(1);
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const int column = place.column(piece), width = static_cast<int>(p.width);
+      at[piece] = p.weight ? p.weight + column / width * p.weight_stride + column % width : nullptr;
+    }
+  }
+  __device__ __forceinline__ void load(int piece, Vec<A, N>& w) const {
+    if (at[piece]) {
+      w.load(at[piece]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < N; ++i) w.v[i] = 1;
+    }
+  }
+};
+
+template <class TX, class TY, class A, bool kGated, int kPieces, bool kWhole>
+__global__ void __launch_bounds__(kBlock, kGated&& kPieces == 4 ? 3 : 4)
+    forward_rows(RmsNormParams<TX, TY, A> p, TX* sum, TY* y, int group_lanes) {
+  constexpr int N = kElements<TX, TY>;
+  __shared__ TeamSum<A, 1, kPieces> team_sum;
+  const Place<N, kPieces, kWhole> place(p);
+  const Weights<A, N, kPieces> weights(p, place);
+  const TY* extra = kGated ? p.gate : p.branch;
+  const int64_t extra_stride = kGated ? p.gate_stride : p.branch_stride;
+  const A inverse_width = A(1) / p.width;
+  int turn = 0;
+  for (int64_t row = place.row; row < p.rows; row += place.step, turn ^= 1) {
+    Raw<TX, N> x[kPieces];
+    Raw<TY, N> e[kPieces];
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      x[piece] = {}, e[piece] = {};
+      if (!place.has(piece)) continue;
+      x[piece].load(p.x + row * p.x_stride + place.column(piece));
+      if (extra) e[piece].load(extra + row * extra_stride + place.column(piece));
+    }
+    A squares[1][kPieces] = {};
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      if (!kGated && extra) {
+        // The norm is that of the sum as it is kept, so that the backward pass meets the same numbers.
+        A added[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) added[i] = x[piece][i] + e[piece][i];
+        x[piece].pack(added);
+        if (place.has(piece)) x[piece].store(sum + row * place.columns + place.column(piece));
+      }
+#pragma unroll
+      for (int i = 0; i < N; ++i) squares[0][piece] += x[piece][i] * x[piece][i];
+    }
+    team_sum(squares, group_lanes, turn);
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      if (!place.has(piece)) continue;
+      const A r = rsqrt(squares[0][piece] * inverse_width + p.eps);
+      Vec<A, N> w;
+      Vec<TY, N> out;
+      weights.load(piece, w);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        out.v[i] = x[piece][i] * r * w.v[i];
+        if constexpr (kGated) {
+          const A g = e[piece][i], s = sigmoid<TY>(g);
+          out.v[i] *= p.activation == Activation::kSilu ? g * s : s;
+        }
+      }
+      out.store(y + row * place.columns + place.column(piece));
+    }
   }
 }
 
-template <class T, class A>
-__global__ void forward_rows(RmsNormParams<T, A> p, T* y, int group_lanes) {
-  __shared__ RowSum<A, 1> row_sum;
-  constexpr int N = kVec<T>;
-  const int64_t columns = p.groups * p.width, column = threadIdx.x * N;
-  const bool active = column < columns;
-  A w[N];
-  if (active) load_weight(p, column, w);
-  Vec<T, N> x{}, next{};
-  if (active && blockIdx.x < p.rows) next.load(p.x + blockIdx.x * p.x_stride + column);
-  int turn = 0;
-  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x, turn ^= 1) {
-    x = next;
-    if (active && row + gridDim.x < p.rows) next.load(p.x + (row + gridDim.x) * p.x_stride + column);
-    A sums[1] = {0};
+// The teams of a block add up what they have in an order of their own, then groups that share a weight meet.
+template <class A, int N, int kPieces, class Params, class Place>
+__device__ void leave_weight_gradient(const Params& p, const Place& place, const A (&dw)[kPieces][N], A* partial) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  A* columns = reinterpret_cast<A*>(shared);
+  for (int team = 0; team < blockDim.y; ++team) {
+    if (threadIdx.y == team) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) sums[0] += x.v[i] * x.v[i];
-    row_sum(sums, group_lanes, turn);
-    const A r = rsqrt(sums[0] / p.width + p.eps);
+      for (int piece = 0; piece < kPieces; ++piece) {
+        if (!place.has(piece)) continue;
 #pragma unroll
-    for (int i = 0; i < N; ++i) x.v[i] *= r * w[i];
-    if (active) x.store(y + row * columns + column);
+        for (int i = 0; i < N; ++i) {
+          A& column = columns[place.column(piece) + i];
+          column = (team ? column : A(0)) + dw[piece][i];
+        }
+      }
+    }
+    __syncthreads();
+  }
+  const int size = p.weight_stride ? place.columns : static_cast<int>(p.width);
+  for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < size; i += blockDim.x * blockDim.y) {
+    A total = 0;
+    for (int column = i; column < place.columns; column += size) total += columns[column];
+    partial[static_cast<int64_t>(blockIdx.x) * size + i] = total;
   }
 }
 
-template <class T, class A>
-__global__ void backward_rows(RmsNormParams<T, A> p, const T* dy, T* dx, A* partial, int group_lanes) {
-  __shared__ RowSum<A, 2> row_sum;
-  constexpr int N = kVec<T>;
-  const int64_t columns = p.groups * p.width, column = threadIdx.x * N;
-  const bool active = column < columns;
-  A w[N], dw[N] = {};
-  if (active) load_weight(p, column, w);
-  Vec<T, N> x{}, g{}, next_x{}, next_g{};
-  if (active && blockIdx.x < p.rows) {
-    next_x.load(p.x + blockIdx.x * p.x_stride + column);
-    next_g.load(dy + blockIdx.x * columns + column);
-  }
+template <class TX, class TY, class A, bool kGated, int kPieces, bool kWhole>
+__global__ void __launch_bounds__(kBlock, 2) backward_rows(RmsNormParams<TX, TY, A> p, const TY* dy, const TX* dsum,
+                                                           RmsNormGradients<TX, TY, A> out, int group_lanes) {
+  constexpr int N = kElements<TX, TY>;
+  __shared__ TeamSum<A, 2, kPieces> team_sum;
+  const Place<N, kPieces, kWhole> place(p);
+  const Weights<A, N, kPieces> weights(p, place);
+  const A inverse_width = A(1) / p.width;
+  A dw[kPieces][N] = {};
   int turn = 0;
-  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x, turn ^= 1) {
-    x = next_x, g = next_g;
-    if (active && row + gridDim.x < p.rows) {
-      next_x.load(p.x + (row + gridDim.x) * p.x_stride + column);
-      next_g.load(dy + (row + gridDim.x) * columns + column);
-    }
-    A sums[2] = {0, 0};
+  for (int64_t row = place.row; row < p.rows; row += place.step, turn ^= 1) {
+    Raw<TX, N> x[kPieces], d[kPieces];
+    Raw<TY, N> g[kPieces], gate[kPieces];
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      sums[0] += x.v[i] * x.v[i];
-      if (active) sums[1] += x.v[i] * g.v[i] * w[i];
+    for (int piece = 0; piece < kPieces; ++piece) {
+      x[piece] = {}, d[piece] = {}, g[piece] = {}, gate[piece] = {};
+      if (!place.has(piece)) continue;
+      const int64_t at = row * place.columns + place.column(piece);
+      x[piece].load(p.x + row * p.x_stride + place.column(piece));
+      g[piece].load(dy + at);
+      if constexpr (kGated) {
+        gate[piece].load(p.gate + row * p.gate_stride + place.column(piece));
+      } else {
+        if (dsum) d[piece].load(dsum + at);
+      }
     }
-    row_sum(sums, group_lanes, turn);
-    const A r = rsqrt(sums[0] / p.width + p.eps), pull = sums[1] * r * r / p.width;
+    // dy through the activation, and what the activation's derivative takes.
+    const auto through_gate = [&](int piece, int i, A& slope) -> A {
+      if constexpr (!kGated) return g[piece][i];
+      const A z = gate[piece][i], s = sigmoid<TY>(z), dout = g[piece][i];
+      const bool silu = p.activation == Activation::kSilu;
+      slope = dout * s * (silu ? 1 + z * (1 - s) : 1 - s);
+      return dout * (silu ? z * s : s);
+    };
+    A sums[2][kPieces] = {};
+    A slope = 0;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      dw[i] += g.v[i] * x.v[i] * r;
-      if (active) g.v[i] = r * (g.v[i] * w[i] - x.v[i] * pull);
+    for (int piece = 0; piece < kPieces; ++piece) {
+      if (!place.has(piece)) continue;
+      Vec<A, N> w;
+      weights.load(piece, w);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const A v = x[piece][i];
+        sums[0][piece] += v * v;
+        sums[1][piece] += v * through_gate(piece, i, slope) * w.v[i];
+      }
     }
-    if (active) g.store(dx + row * columns + column);
+    team_sum(sums, group_lanes, turn);
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      if (!place.has(piece)) continue;
+      const int64_t at = row * place.columns + place.column(piece);
+      const A r = rsqrt(sums[0][piece] * inverse_width + p.eps), pull = sums[1][piece] * r * r * inverse_width;
+      Vec<A, N> w;
+      weights.load(piece, w);
+      Vec<TX, N> dx;
+      Vec<TY, N> dgate;
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        const A v = x[piece][i], dn = through_gate(piece, i, slope);
+        dw[piece][i] += dn * v * r;
+        dx.v[i] = r * (dn * w.v[i] - v * pull) + d[piece][i];
+        if constexpr (kGated) dgate.v[i] = slope * v * r * w.v[i];
+      }
+      dx.store(out.dx + at);
+      if constexpr (kGated) {
+        dgate.store(out.dgate + at);
+      } else if (out.dbranch) {
+        Vec<TY, N> dbranch;
+#pragma unroll
+        for (int i = 0; i < N; ++i) dbranch.v[i] = dx.v[i];
+        dbranch.store(out.dbranch + at);
+      }
+    }
   }
-  if (partial && active) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) partial[blockIdx.x * columns + column + i] = dw[i];
-  }
+  if (out.partial) leave_weight_gradient(p, place, dw, out.partial);
 }
 
 // --- any shape -------------------------------------------------------------------------------------------------------
@@ -118,7 +268,7 @@ struct Group {
   int64_t row, group;
   const T* x;
   const A* weight;
-  __device__ explicit Group(const RmsNormParams<T, A>& p) {
+  __device__ explicit Group(const RmsNormParams<T, T, A>& p) {
     const int64_t item = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) / 32;
     row = item / p.groups, group = item % p.groups;
     x = p.x + row * p.x_stride + group * p.width;
@@ -127,14 +277,14 @@ struct Group {
 };
 
 template <class T, class A>
-__device__ A inverse_rms(const RmsNormParams<T, A>& p, const T* x) {
+__device__ A inverse_rms(const RmsNormParams<T, T, A>& p, const T* x) {
   A sum = 0;
   for (int64_t i = threadIdx.x % 32; i < p.width; i += 32) sum += to_compute(x[i]) * to_compute(x[i]);
   return rsqrt(sum_lanes(sum, 32) / p.width + p.eps);
 }
 
 template <class T, class A>
-__global__ void forward_groups(RmsNormParams<T, A> p, T* y) {
+__global__ void forward_groups(RmsNormParams<T, T, A> p, T* y) {
   const Group<T, A> at(p);
   if (at.row >= p.rows) return;
   const A r = inverse_rms(p, at.x);
@@ -145,7 +295,7 @@ __global__ void forward_groups(RmsNormParams<T, A> p, T* y) {
 }
 
 template <class T, class A>
-__global__ void backward_groups(RmsNormParams<T, A> p, const T* dy, T* dx) {
+__global__ void backward_groups(RmsNormParams<T, T, A> p, const T* dy, T* dx) {
   const Group<T, A> at(p);
   if (at.row >= p.rows) return;
   const A r = inverse_rms(p, at.x);
@@ -165,7 +315,7 @@ __global__ void backward_groups(RmsNormParams<T, A> p, const T* dy, T* dx) {
 constexpr int64_t kGeneralParts = 256;
 
 template <class T, class A>
-__global__ void weight_gradient(RmsNormParams<T, A> p, const T* dy, A* partial) {
+__global__ void weight_gradient(RmsNormParams<T, T, A> p, const T* dy, A* partial) {
   const int64_t columns = p.groups * p.width;
   const int64_t warp = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) / 32;
   const int64_t group = warp % p.groups, part = warp / p.groups, parts = kGeneralParts;
@@ -181,64 +331,127 @@ __global__ void weight_gradient(RmsNormParams<T, A> p, const T* dy, A* partial) 
   }
 }
 
-/// Lanes of a group on the fast path (0: the whole block makes the sum), or -1 where only the general path fits.
-template <class T, class A>
-int fast_group_lanes(const RmsNormParams<T, A>& p) {
-  const int64_t lanes = p.width / kVec<T>, columns = p.groups * p.width;
-  if (columns > 1024 * kVec<T> || !is_vectorizable<T>(p.x, p.x_stride, p.width)) return -1;
-  if (p.groups == 1) return 0;
-  return lanes <= 32 && (lanes & (lanes - 1)) == 0 ? static_cast<int>(lanes) : -1;
+// --- launching -------------------------------------------------------------------------------------------------------
+
+template <class TX, class TY, class A>
+int64_t pieces_of(const RmsNormParams<TX, TY, A>& p) {
+  return p.groups * p.width / kElements<TX, TY>;
 }
 
-template <class T, class A>
-int row_threads(const RmsNormParams<T, A>& p) {
-  return static_cast<int>((p.groups * p.width / kVec<T> + 31) / 32 * 32);
+/// Backward keeps a float32 sum for each of its elements: 16 or 24 of them are what the registers hold.
+template <class TX, class TY>
+constexpr int kBackwardPieces = kElements<TX, TY> == 8 ? 2 : 4;
+constexpr int kForwardPieces = 4;
+
+/// Calls f.template operator()<kGated, kPieces, kWhole>() for the kernel that p takes: kMany pieces a thread, or three.
+template <int kMany, class TX, class TY, class A, class F>
+auto with_kernel(const RmsNormParams<TX, TY, A>& p, const F& f) {
+  const auto by_pieces = [&]<bool kGated>() {
+    const bool many = pieces_of(p) % (32 * kMany) == 0, three = pieces_of(p) % 96 == 0;
+    if (many && !(three && kElements<TX, TY> == 8)) return f.template operator()<kGated, kMany, true>();
+    if (three) return f.template operator()<kGated, 3, true>();
+    return f.template operator()<kGated, 3, false>();
+  };
+  if constexpr (std::is_same_v<TX, TY>) {
+    if (p.gate) return by_pieces.template operator()<true>();
+  }
+  return by_pieces.template operator()<false>();
 }
 
-/// Enough blocks to fill the machine with 2,048 threads an SM, no more: each keeps its weight in registers.
-template <class T, class A>
-int64_t row_blocks(const RmsNormParams<T, A>& p) {
-  int device = 0, sms = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  return std::max<int64_t>(std::min<int64_t>(p.rows, sms * int64_t{2048 / row_threads(p)}), 1);
+/// The threads of a team, and as many teams as make a block.
+template <class TX, class TY, class A>
+dim3 row_block(const RmsNormParams<TX, TY, A>& p, int thread_pieces, int threads) {
+  const int64_t warp_pieces = 32 * thread_pieces;
+  const auto team = static_cast<unsigned>((pieces_of(p) + warp_pieces - 1) / warp_pieces * 32);
+  return {team, std::max(threads / team, 1U)};
+}
+
+template <class TX, class TY, class A>
+int64_t count_blocks(const RmsNormParams<TX, TY, A>& p, dim3 block) {
+  return (p.rows + block.y - 1) / block.y;
+}
+
+/// Lanes of a group on the fast path; 0: the team makes the sum.
+template <class TX, class TY, class A>
+int group_lanes(const RmsNormParams<TX, TY, A>& p) {
+  return p.groups == 1 ? 0 : static_cast<int>(p.width / kElements<TX, TY>);
+}
+
+/// As many blocks as run at once, or fewer where there is less to do: each leaves a partial sum.
+template <class TX, class TY, class A>
+int64_t backward_blocks(const RmsNormParams<TX, TY, A>& p) {
+  return with_kernel<kBackwardPieces<TX, TY>>(p, [&]<bool kGated, int kPieces, bool kWhole>() {
+    const dim3 block = row_block(p, kPieces, kBackwardBlock);
+    const int64_t resident = resident_blocks(backward_rows<TX, TY, A, kGated, kPieces, kWhole>, block.x * block.y,
+                                             p.groups * p.width * sizeof(A));
+    return std::min(count_blocks(p, block), resident);
+  });
 }
 
 }  // namespace
 
-template <class T, class A>
-cudaError_t rms_norm(const RmsNormParams<T, A>& p, T* y, cudaStream_t stream) {
+template <class TX, class TY, class A>
+bool rms_norm_is_fast(const RmsNormParams<TX, TY, A>& p) {
+  constexpr int64_t N = kElements<TX, TY>;
+  const int64_t lanes = p.width / N;
+  const bool fits = with_kernel<kBackwardPieces<TX, TY>>(
+      p, [&]<bool kGated, int kPieces, bool kWhole>() { return row_block(p, kPieces, kBackwardBlock).x <= kBlock; });
+  return fits && p.width % N == 0 && is_aligned(p.x, N, p.x_stride) && is_vectorizable<A>(p.weight) &&
+         is_aligned(p.branch, N, p.branch_stride) && is_aligned(p.gate, N, p.gate_stride) &&
+         (p.groups == 1 || (lanes <= 32 && (lanes & (lanes - 1)) == 0));
+}
+
+template <class TX, class TY, class A>
+cudaError_t rms_norm(const RmsNormParams<TX, TY, A>& p, TX* sum, TY* y, cudaStream_t stream) {
   if (p.rows * p.groups * p.width == 0) return cudaSuccess;
-  if (const int lanes = fast_group_lanes(p); lanes >= 0 && is_vectorizable<T>(y)) {
-    forward_rows<<<static_cast<unsigned>(row_blocks(p)), row_threads(p), 0, stream>>>(p, y, lanes);
-  } else {
+  if (rms_norm_is_fast(p)) {
+    with_kernel<kForwardPieces>(p, [&]<bool kGated, int kPieces, bool kWhole>() {
+      const dim3 block = row_block(p, kPieces, kBlock);
+      forward_rows<TX, TY, A, kGated, kPieces, kWhole>
+          <<<static_cast<unsigned>(count_blocks(p, block)), block, 0, stream>>>(p, sum, y, group_lanes(p));
+    });
+  } else if constexpr (std::is_same_v<TX, TY>) {
     forward_groups<<<grid_of(p.rows * p.groups * 32), kThreads, 0, stream>>>(p, y);
   }
   return cudaGetLastError();
 }
 
-template <class T, class A>
-int64_t rms_norm_backward_partials(const RmsNormParams<T, A>& p) {
-  return fast_group_lanes(p) >= 0 ? row_blocks(p) : kGeneralParts;
+template <class TX, class TY, class A>
+int64_t rms_norm_backward_partials(const RmsNormParams<TX, TY, A>& p) {
+  if (rms_norm_is_fast(p)) return backward_blocks(p);
+  return p.weight_stride ? kGeneralParts : kGeneralParts * p.groups;
 }
 
-template <class T, class A>
-cudaError_t rms_norm_backward(const RmsNormParams<T, A>& p, const T* dy, T* dx, A* partial, cudaStream_t stream) {
+template <class TX, class TY, class A>
+cudaError_t rms_norm_backward(const RmsNormParams<TX, TY, A>& p, const TY* dy, const TX* dsum,
+                              const RmsNormGradients<TX, TY, A>& out, cudaStream_t stream) {
   if (p.rows * p.groups * p.width == 0) return cudaSuccess;
-  if (const int lanes = fast_group_lanes(p); lanes >= 0) {
-    backward_rows<<<static_cast<unsigned>(row_blocks(p)), row_threads(p), 0, stream>>>(p, dy, dx, partial, lanes);
-    return cudaGetLastError();
+  if (rms_norm_is_fast(p)) {
+    with_kernel<kBackwardPieces<TX, TY>>(p, [&]<bool kGated, int kPieces, bool kWhole>() {
+      backward_rows<TX, TY, A, kGated, kPieces, kWhole>
+          <<<static_cast<unsigned>(backward_blocks(p)), row_block(p, kPieces, kBackwardBlock),
+             p.groups * p.width * sizeof(A), stream>>>(p, dy, dsum, out, group_lanes(p));
+    });
+  } else if constexpr (std::is_same_v<TX, TY>) {
+    backward_groups<<<grid_of(p.rows * p.groups * 32), kThreads, 0, stream>>>(p, dy, out.dx);
+    if (out.partial) {
+      weight_gradient<<<grid_of(kGeneralParts * p.groups * 32), kThreads, 0, stream>>>(p, dy, out.partial);
+    }
   }
-  backward_groups<<<grid_of(p.rows * p.groups * 32), kThreads, 0, stream>>>(p, dy, dx);
-  if (partial) weight_gradient<<<grid_of(kGeneralParts * p.groups * 32), kThreads, 0, stream>>>(p, dy, partial);
   return cudaGetLastError();
 }
 
-#define FOX_INSTANTIATE(T)                                                                                 \
-  template cudaError_t rms_norm<T, Compute<T>>(const RmsNormParams<T, Compute<T>>&, T*, cudaStream_t);     \
-  template int64_t rms_norm_backward_partials<T, Compute<T>>(const RmsNormParams<T, Compute<T>>&);         \
-  template cudaError_t rms_norm_backward<T, Compute<T>>(const RmsNormParams<T, Compute<T>>&, const T*, T*, \
-                                                        Compute<T>*, cudaStream_t);
-FOX_FOR_EACH_DTYPE(FOX_INSTANTIATE)
+#define FOX_INSTANTIATE(TX, TY)                                                                           \
+  template bool rms_norm_is_fast(const RmsNormParams<TX, TY, Compute<TX>>&);                              \
+  template cudaError_t rms_norm(const RmsNormParams<TX, TY, Compute<TX>>&, TX*, TY*, cudaStream_t);       \
+  template int64_t rms_norm_backward_partials(const RmsNormParams<TX, TY, Compute<TX>>&);                 \
+  template cudaError_t rms_norm_backward(const RmsNormParams<TX, TY, Compute<TX>>&, const TY*, const TX*, \
+                                         const RmsNormGradients<TX, TY, Compute<TX>>&, cudaStream_t);
+FOX_INSTANTIATE(__nv_bfloat16, __nv_bfloat16)
+FOX_INSTANTIATE(__half, __half)
+FOX_INSTANTIATE(float, float)
+FOX_INSTANTIATE(double, double)
+FOX_INSTANTIATE(float, __nv_bfloat16)
+FOX_INSTANTIATE(float, __half)
 
 }  // namespace fox::cuda
