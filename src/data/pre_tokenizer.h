@@ -44,7 +44,4 @@ class PreTokenizer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Bytes of the longest prefix of `text` that is valid UTF-8.
-size_t valid_utf8_prefix(std::string_view text);
-
 }  // namespace fox::data

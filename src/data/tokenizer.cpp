@@ -11,6 +11,7 @@
 #include "data/bpe.h"
 #include "data/byte_alphabet.h"
 #include "data/gpt2_merges.h"
+#include "data/json_escape.h"
 #include "data/pre_tokenizer.h"
 #include "data/tokenizer_json.h"
 
@@ -59,6 +60,19 @@ std::array<int32_t, 256> byte_ids(const TokenizerSpec& spec) {
     if (spec.tokens[id].size() == 1) ids[static_cast<uint8_t>(spec.tokens[id][0])] = static_cast<int32_t>(id);
   }
   return ids;
+}
+
+/// Whether the last character is white space; a true for invalid UTF-8 that looks like it does no harm.
+bool may_end_space(std::string_view text) {
+  if (static_cast<uint8_t>(text.back()) < 0x80) return std::string_view(" \t\n\v\f\r").find(text.back()) != text.npos;
+  // U+0085, U+00A0, U+1680, U+2000-200A, U+2028, U+2029, U+202F, U+205F, U+3000
+  constexpr std::string_view kTwoBytes[] = {"\xC2\x85", "\xC2\xA0"};
+  constexpr std::string_view kThreeBytes[] = {"\xE1\x9A\x80", "\xE2\x80", "\xE2\x81\x9F", "\xE3\x80\x80"};
+  const auto ends_with = [&](std::string_view end) {
+    return text.substr(text.size() - std::min<size_t>(text.size(), 3)).find(end) != text.npos;
+  };
+  return std::any_of(std::begin(kTwoBytes), std::end(kTwoBytes), ends_with) ||
+         std::any_of(std::begin(kThreeBytes), std::end(kThreeBytes), ends_with);
 }
 
 }  // namespace
@@ -117,6 +131,13 @@ struct Tokenizer::Impl {
     });
   }
 
+  /// Text as the merges see it; `buffer` keeps it where it must be written first.
+  std::string_view prepared(std::string_view text, std::string& buffer) const {
+    if (!spec.json_escaped) return text;
+    append_json_escaped(text, buffer);
+    return buffer;
+  }
+
   static void flush(Worker& worker, const Sink& sink) {
     if (!worker.ids.empty()) sink(worker.ids);
     worker.ids.clear();
@@ -163,6 +184,12 @@ Tokenizer Tokenizer::gpt2(int64_t num_merges) {
   return Tokenizer(std::make_unique<Impl>(gpt2_spec(num_merges), ""));
 }
 
+Tokenizer Tokenizer::gpt2_json() {
+  TokenizerSpec spec = gpt2_spec(kGpt2Merges);
+  spec.json_escaped = true;
+  return Tokenizer(std::make_unique<Impl>(std::move(spec), ""));
+}
+
 Tokenizer Tokenizer::load(const std::filesystem::path& tokenizer_json) {
   std::string text = read_file(tokenizer_json);
   TokenizerSpec spec = parse_tokenizer_json(text, tokenizer_json.string());
@@ -186,14 +213,15 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool allow_special
 
 void Tokenizer::encode(std::string_view text, const Sink& sink, bool allow_special) const {
   auto worker = impl_->borrow();
-  impl_->encode(text, allow_special, *worker, sink);
+  std::string escaped;
+  impl_->encode(impl_->prepared(text, escaped), allow_special, *worker, sink);
   impl_->give_back(std::move(worker));
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   std::string bytes;
   for (const int32_t id : ids) bytes += bytes_of(id);
-  return bytes;
+  return json_escaped() ? json_unescaped(bytes) : bytes;
 }
 
 std::string_view Tokenizer::bytes_of(int32_t id) const {
@@ -202,6 +230,21 @@ std::string_view Tokenizer::bytes_of(int32_t id) const {
                 "model and tokenizer are not of one training");
   }
   return impl_->spec.tokens[id];
+}
+
+bool Tokenizer::json_escaped() const { return impl_->spec.json_escaped; }
+
+size_t Tokenizer::separable_prefix(std::string_view text) const {
+  const TokenizerSpec& spec = impl_->spec;
+  const bool known = spec.patterns.size() == 1 && spec.patterns[0] == kGpt2Pattern;
+  if (!known || std::any_of(spec.added.begin(), spec.added.end(), [](const auto& token) { return !token.special; }))
+    return 0;
+  // No word of GPT-2's pattern holds a space behind what is no space. Escaped, all other spaces are letters.
+  for (size_t i = text.size(); i-- > 1;) {
+    const bool begins_space = text[i] == ' ' || (text[i] == '\n' && !spec.json_escaped);
+    if (begins_space && !may_end_space(text.substr(0, i))) return i;
+  }
+  return 0;
 }
 
 int64_t Tokenizer::vocab_size() const { return static_cast<int64_t>(impl_->spec.tokens.size()); }
@@ -228,6 +271,7 @@ std::string Tokenizer::fingerprint() const {
   for (const auto& pattern : spec.patterns) put(pattern);
   put_number(spec.ignore_merges);
   put_number(spec.end_of_text);
+  if (spec.json_escaped) put("json_escaped");
   return bytes_checksum(all).substr(0, 16);
 }
 

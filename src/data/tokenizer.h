@@ -20,6 +20,9 @@ class Tokenizer {
  public:
   /// The first `num_merges` GPT-2 merges (at most 50,000 = GPT-2's own vocabulary of 50,257 ids).
   static Tokenizer gpt2(int64_t num_merges = 50000);
+  /// GPT-2's encoding of text that is first written as a JSON string (json_escape.h): the tokenizer of LongCrawl64 and
+  /// of the models published with it. Only valid UTF-8 comes back as it was.
+  static Tokenizer gpt2_json();
   /// Reads a tokenizer.json (byte-level BPE) as Hugging Face's `tokenizers` writes it. Throws Error naming the file and
   /// the key for what is damaged and for what would encode otherwise here than there (normalizers, other models, …).
   static Tokenizer load(const std::filesystem::path& tokenizer_json);
@@ -36,11 +39,17 @@ class Tokenizer {
   /// The same ids in pieces of some thousands, so that the ids of a long text need not fit in memory.
   void encode(std::string_view text, const std::function<void(std::span<const int32_t> ids)>& sink,
               bool allow_special = false) const;
-  /// The bytes of the ids (special tokens give nothing); decode(encode(s)) == s for every byte string. Throws Error for
-  /// an id outside the vocabulary.
+  /// The bytes of the ids (special tokens give nothing); decode(encode(s)) == s for every byte string, or for every text
+  /// where it is escaped. Throws Error for an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids) const;
-  /// The bytes of one id.
+  /// The bytes of one id; still escaped where text is.
   std::string_view bytes_of(int32_t id) const;
+  /// Whether text is written as a JSON string before it is encoded.
+  bool json_escaped() const;
+
+  /// The longest beginning of `text` that is encoded to the same ids with or without what follows: a place to cut a long
+  /// text between threads. 0 where there is none, or where the tokenizer's pattern is not GPT-2's.
+  size_t separable_prefix(std::string_view text) const;
 
   int64_t vocab_size() const;   ///< including <|endoftext|>
   int32_t end_of_text() const;  ///< id that starts each document and each context

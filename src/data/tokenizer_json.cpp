@@ -18,6 +18,8 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kHint = "fox reads byte-level BPE tokenizers, such as GPT-2's and Llama 3's";
+/// Our word for TokenizerSpec::json_escaped, in pre_tokenizer.
+constexpr const char* kJsonEscaped = "json_escaped";
 /// The largest vocabularies in use have 256 thousand; a wild id must not make us allocate gigabytes.
 constexpr int64_t kMostIds = 1 << 22;
 
@@ -45,7 +47,9 @@ class Parser {
     check_model(model);
     read_vocab(object("model.", model, "vocab"));
     read_merges(array("model.", model, "merges"));
-    read_pre_tokenizer(object("", root_, "pre_tokenizer"), "pre_tokenizer.");
+    const json& pre_tokenizer = object("", root_, "pre_tokenizer");
+    spec_.json_escaped = flag("pre_tokenizer.", pre_tokenizer, kJsonEscaped, false);
+    read_pre_tokenizer(pre_tokenizer, "pre_tokenizer.");
     choose_end_of_text();
     return std::move(spec_);
   }
@@ -264,6 +268,7 @@ std::string to_tokenizer_json(const TokenizerSpec& spec) {
     parts.push_back(byte_level);
     pre_tokenizer = {{"type", "Sequence"}, {"pretokenizers", parts}};
   }
+  if (spec.json_escaped) pre_tokenizer[kJsonEscaped] = true;
   const ordered_json root = {{"version", "1.0"},
                              {"truncation", nullptr},
                              {"padding", nullptr},

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
-#include "data/pre_tokenizer.h"
+#include "data/utf8.h"
 
 namespace fox::data {
 namespace {
