@@ -1,4 +1,5 @@
 # make demo    train and compare three small models on the King James Bible, write runs/demo/report.html
+# make compare the nine systems at equal size on the same text (some tens of minutes): runs/demo/compare.html
 # make build   leaves build/fox (and build/libfox.so; with nvcc also build/libfox_cuda.so)
 # make test    everything that `make build` does, then all tests
 # make lint    formatting, layers, clang-tidy
@@ -11,7 +12,7 @@ JOBS ?= $(shell nproc)
 CMAKE = PATH="$(CURDIR)/.venv/bin:$$PATH" cmake
 CONFIGURE = $(CMAKE) -S . -B $(BUILD) -G Ninja $(if $(TORCH_DIR),-DFOX_TORCH_DIR=$(TORCH_DIR))
 
-.PHONY: build test lint demo setup clean
+.PHONY: build test lint demo compare setup clean
 
 build: setup
 	@$(CONFIGURE)
@@ -35,6 +36,11 @@ demo: setup
 	@$(CONFIGURE)
 	@$(CMAKE) --build $(BUILD) --target fox_cli
 	@tools/demo.sh $(BUILD)/fox
+
+compare: setup
+	@$(CONFIGURE)
+	@$(CMAKE) --build $(BUILD) --target fox_cli
+	@tools/compare.sh $(BUILD)/fox
 
 clean:
 	rm -rf $(BUILD)
