@@ -89,7 +89,9 @@ void register_train(CLI::App& app) {
       "The same command continues a run that was stopped (Ctrl-C saves a checkpoint first), bit for bit as if it had "
       "not\n"
       "been, given as many threads. A run directory keeps its configuration in run.toml and only accepts the same one\n"
-      "again; output.*, data.cache, train.device, train.threads and train.max_bad_steps may change.");
+      "again; output.*, data.cache, train.device, .threads, .max_bad_steps, .activation_checkpointing and "
+      ".deterministic may\n"
+      "change. On a GPU, bits are the same each time with --set train.deterministic=true (a few percent slower).");
   command->callback([arguments] { run(*arguments); });
 }
 

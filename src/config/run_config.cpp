@@ -47,6 +47,7 @@ struct Writing {
 
 template <typename Visitor>
 void visit(DataConfig& c, Visitor&& key) {
+  key.choice("format", c.format, {"text", "longcrawl64"});
   key("train", c.train);
   key("valid", c.valid);
   key("valid_fraction", c.valid_fraction, Range::between(0, 1));
@@ -72,6 +73,7 @@ void visit(TrainConfig& c, Visitor&& key) {
   key("max_grad_norm", c.max_grad_norm, Range::above(0));
   key.choice("precision", c.precision, {"float32", "bf16", "float64"});
   key.choice("activation_checkpointing", c.activation_checkpointing, {"none", "mlp", "full"});
+  key("deterministic", c.deterministic);
   key("threads", c.threads, Range::between(0, 4096));
   key("device", c.device);
   key("max_bad_steps", c.max_bad_steps, Range::at_least(1));
@@ -153,9 +155,26 @@ class Loader {
     table.finish();
     if (data.train.empty()) table.fail("train", "names no text", "for example: train = [\"corpus/train\"]");
     if (data.valid_fraction >= 1) table.fail("valid_fraction", "must be below 1", "nothing would be left to train on");
+    if (data.format == "longcrawl64") check_longcrawl64(table, data);
     if (data.merges && data.tokenizer != "gpt2") {
       table.fail("merges", fmt::format("cannot be chosen for the tokenizer \"{}\"", data.tokenizer),
                  "only \"gpt2\" has merges to choose from");
+    }
+  }
+
+  static void check_longcrawl64(const KeyReader& table, const DataConfig& data) {
+    if (data.train.size() != 1) {
+      table.fail("train", fmt::format("names {} arrays", data.train.size()),
+                 "with data.format = \"longcrawl64\" it is one: [\"train.zarr\"]");
+    }
+    if (data.valid.size() > 1) {
+      table.fail("valid", fmt::format("names {} arrays", data.valid.size()), "it is one: [\"heldout.zarr\"]");
+    }
+    if (data.valid_fraction > 0)
+      table.fail("valid_fraction", "splits text files only", "set data.valid = [\"heldout.zarr\"]");
+    if (data.tokenizer != "gpt2-json") {
+      table.fail("tokenizer", fmt::format("= \"{}\" is not LongCrawl64's", data.tokenizer),
+                 "set data.tokenizer = \"gpt2-json\"");
     }
   }
 

@@ -13,10 +13,11 @@ namespace fox {
 
 /// [data]
 struct DataConfig {
-  std::vector<std::string> train;  // text files or folders
+  std::string format = "text";     // or "longcrawl64": train and valid are its zarr arrays
+  std::vector<std::string> train;  // text or JSON lines, files or folders; or one token store
   std::vector<std::string> valid;  // held-out text; or a share of the training documents, below
   double valid_fraction = 0;       // last documents of `train` kept out when `valid` is empty
-  std::string tokenizer = "gpt2";  // "gpt2", "bytes", or a tokenizer.json
+  std::string tokenizer = "gpt2";  // "gpt2", "gpt2-json" (LongCrawl64's), "bytes", or a tokenizer.json
   std::optional<int64_t> merges;   // only the first N merges of gpt2
   int64_t context = 1024;          // training context length T
   std::string cache = "";          // where token stores go; default <output.dir>/tokens
@@ -34,6 +35,7 @@ struct TrainConfig {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, max_grad_norm = 1.0;
   std::string precision = "float32";              // or "bf16" (float32 masters), "float64"
   std::string activation_checkpointing = "none";  // or "mlp", "full": what is computed again instead of being kept
+  bool deterministic = false;                     // the same bits each time on a GPU too
   int64_t threads = 0;                            // 0: all cores
   std::string device = "cpu";
   int64_t max_bad_steps = 5;  // stop after this many consecutive non-finite steps

@@ -11,10 +11,13 @@ using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Gradients = std::tuple<at::Tensor, at::Tensor>;
 using Forward = Results(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&, bool, bool);
 
-/// Rows of logits that exist at once: a quarter of a GiB, thousands of rows even for a vocabulary of 50,304.
+/// Rows of logits that exist at once: a quarter of a GiB, thousands of rows even for a vocabulary of 50,304. Chunks are
+/// of one size, so that no small one at the end leaves the GPU half empty.
 int64_t chunk_rows(int64_t rows, int64_t vocab, int64_t element_size) {
-  constexpr int64_t kBytes = int64_t{1} << 28;
-  return std::clamp<int64_t>(kBytes / (vocab * element_size) / 128 * 128, 128, std::max<int64_t>(rows, 128));
+  constexpr int64_t kBytes = int64_t{1} << 28, kTile = 128;
+  const int64_t most = std::max(kBytes / (vocab * element_size) / kTile * kTile, kTile);
+  const int64_t chunks = std::max<int64_t>((rows + most - 1) / most, 1);
+  return ((rows + chunks - 1) / chunks + kTile - 1) / kTile * kTile;
 }
 
 /// 1 / (number of labels that count) for each, without asking the GPU how many that is.
@@ -23,19 +26,29 @@ at::Tensor mean_weight(const at::Tensor& labels, at::ScalarType type) {
   return count.reciprocal().expand(labels.sizes()).contiguous();
 }
 
+/// `rows` rows in `type`: those of w, then zeros.
+at::Tensor padded_weight(const at::Tensor& w, int64_t rows, at::ScalarType type) {
+  if (w.size(0) == rows) return cast(w, type);
+  auto padded = at::empty({rows, w.size(1)}, w.options().dtype(type));
+  padded.narrow(0, 0, w.size(0)).copy_(w);
+  padded.narrow(0, w.size(0), rows - w.size(0)).zero_();
+  return padded;
+}
+
 Results forward_cuda(const at::Tensor& x, const at::Tensor& w_in, const at::Tensor& labels_in,
                      const OptionalTensor& token_weight, bool want_dx, bool want_dw) {
   static const auto op = find_operator<Forward>("fox::linear_cross_entropy");
   const c10::cuda::CUDAGuard guard(x.device());
-  auto [total, loss, dx, dw] = checked_results(op, x, w_in, labels_in, token_weight, want_dx, want_dw);
-  const auto w = cast(w_in, x.scalar_type()), labels = labels_in.contiguous();
+  // dw is made at the end, from its float32 sum.
+  auto [total, loss, dx, no_dw] = checked_results(op, x, w_in, labels_in, token_weight, want_dx, false);
+  // cuBLAS is 6 times slower where a size is odd, as GPT-2's vocabulary of 50,257 is. The words that fill it up have
+  // logits 0, which the softmax does not look at and which stay 0 as gradients.
+  const int64_t rows = x.size(0), vocab = w_in.size(0), stride = (vocab + 63) / 64 * 64;
+  const auto w = padded_weight(w_in, stride, x.scalar_type()), labels = labels_in.contiguous();
   const auto accumulate = compute_type(x.scalar_type());
   const auto weight = token_weight ? cast(*token_weight, accumulate).contiguous() : mean_weight(labels, accumulate);
-  const int64_t rows = x.size(0), vocab = w.size(0), chunk = chunk_rows(rows, vocab, x.element_size());
-
-  // Rows of whole 16-byte pieces keep both the products and the softmax on their fast paths for odd vocabularies.
-  const int64_t stride = (vocab + 7) / 8 * 8;
-  const auto buffer = at::empty({std::min(chunk, rows), stride}, x.options()).narrow(1, 0, vocab);
+  const int64_t chunk = chunk_rows(rows, vocab, x.element_size());
+  const auto buffer = at::empty({std::min(chunk, rows), stride}, x.options());
   // Chunks are added up in float32: bf16 sums of a few chunks would lose the digits of rare words.
   const at::Tensor dw_sum = want_dw ? at::zeros(w.sizes(), x.options().dtype(accumulate)) : at::Tensor();
   for (int64_t begin = 0; begin < rows; begin += chunk) {
@@ -65,7 +78,7 @@ Results forward_cuda(const at::Tensor& x, const at::Tensor& w_in, const at::Tens
       at::addmm_out(sum, dw_sum, logits.t(), x_chunk, accumulate);
     }
   }
-  return {(loss * weight).sum(), loss, dx, want_dw ? cast(dw_sum, w_in.scalar_type()) : dw};
+  return {(loss * weight).sum(), loss, dx, want_dw ? cast(dw_sum.narrow(0, 0, vocab), w_in.scalar_type()) : dw_sum};
 }
 
 Gradients backward_cuda(const at::Tensor& dtotal, const at::Tensor&, const at::Tensor&, const at::Tensor& dx,

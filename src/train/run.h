@@ -30,8 +30,9 @@ enum class RunOutcome {
 
 /// Trains as `config` says in config.output.dir, from the newest complete checkpoint there if there is one. A run that
 /// was stopped at any moment, by whatever, and called again goes on bit for bit as if it had not been (on as many
-/// threads). Throws fox::Error for bad input (each names it), when the disk fills up, and after max_bad_steps
-/// consecutive steps whose loss or gradient was not finite; what is written then stays good.
+/// threads; on a GPU with train.deterministic). Throws fox::Error for bad input (each names it), when the disk fills
+/// up, and after max_bad_steps consecutive steps whose loss or gradient was not finite; what is written then stays
+/// good.
 RunOutcome run_training(RunConfig config, const RunOptions& options = {});
 
 }  // namespace fox::train

@@ -19,8 +19,9 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::array<std::string_view, 5> kHarmless{"data.cache", "train.device", "train.threads",
-                                                    "train.max_bad_steps", "train.activation_checkpointing"};
+constexpr std::array<std::string_view, 6> kHarmless{
+    "data.cache",         "train.device", "train.threads", "train.max_bad_steps", "train.activation_checkpointing",
+    "train.deterministic"};
 
 bool harmless(std::string_view key) {
   return key.starts_with("output.") || std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();

@@ -15,7 +15,8 @@ namespace fox::train {
 
 /// Differences between two configurations (RunConfig::to_json), as "train.lr is 0.001 there and 0.002 here". Left out
 /// are the keys that change neither what is learnt nor what is measured: output.* (where and how often something is
-/// written), data.cache, train.device, train.threads, train.max_bad_steps and train.activation_checkpointing.
+/// written), data.cache, train.device, train.threads, train.max_bad_steps, train.activation_checkpointing and
+/// train.deterministic.
 std::vector<std::string> config_differences(const nlohmann::json& there, const nlohmann::json& here);
 
 /// The folder of one training run, for the one process that trains in it:

@@ -40,6 +40,7 @@ model::LanguageModel make_model(const RunConfig& config, const std::optional<std
     model.init(config.train.seed);
   }
   place_model(model, device, config.train.precision, config.train.activation_checkpointing);
+  model.set_deterministic(config.train.deterministic);
   return model;
 }
 

@@ -1,6 +1,7 @@
 #include "train/trainer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
@@ -77,7 +78,15 @@ void Trainer::begin_step(std::span<const data::Batch> micro_batches) {
 
   const auto& parameters = model_.parameters();
   for (const auto& parameter : parameters) parameter.tensor.mutable_grad().reset();
-  const auto losses = backward(micro_batches, pending);
+  auto losses = backward(micro_batches, pending);
+  const auto device = parameters.front().tensor.device();
+  if (!pending.result.fault.empty() && !device.is_cpu()) {
+    // On a GPU a bad gate is reported by a later call than its own, which may have been the step before this one.
+    at::accelerator::synchronizeDevice(device.index());
+    pending.result.fault.clear();
+    for (const auto& parameter : parameters) parameter.tensor.mutable_grad().reset();
+    losses = backward(micro_batches, pending);
+  }
   if (pending.result.fault.empty()) {
     const at::NoGradGuard no_grad;
     auto norms = gradient_norms(parameters);
