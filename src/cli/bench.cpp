@@ -109,6 +109,7 @@ void register_bench(CLI::App& app) {
   command->require_subcommand(1);
   add_attention(*command);
   add_decode(*command);
+  register_bench_elementwise(*command);
   register_bench_train(*command);
 }
 

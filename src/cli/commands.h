@@ -12,6 +12,7 @@ void register_gates(CLI::App& app);
 void register_inspect(CLI::App& app);
 void register_report(CLI::App& app);
 void register_bench(CLI::App& app);
-void register_bench_train(CLI::App& bench);  // a subcommand of bench
+void register_bench_elementwise(CLI::App& bench);  // a subcommand of bench, as those below
+void register_bench_train(CLI::App& bench);
 
 }  // namespace fox::cli
