@@ -29,7 +29,7 @@ def write_text(path):
 
 
 def command(a, folder, name, *settings):
-    base = [f'data.train=["{folder}/text.txt"]', "data.valid=[]", f"data.cache={folder}/tokens", f"output.dir={folder}/{name}",
+    base = [f'data.train=["{folder}/text.txt"]', "data.valid=[]", "data.format=text", "data.tokenizer=gpt2", f"data.cache={folder}/tokens", f"output.dir={folder}/{name}",
             f"train.batch_tokens={STEP}", f"train.micro_batch_tokens={STEP // 2}", f"train.max_tokens={STEP * STEPS}",
             f"train.warmup_tokens={2 * STEP}", f"output.checkpoint_interval_tokens={4 * STEP}", "output.log_interval_steps=1",
             "eval.max_tokens=16384", "train.deterministic=true"]
