@@ -52,7 +52,7 @@ struct Size {
   at::Tensor gate(const at::Tensor& x) const { return x.to(device, gate_type).requires_grad_(); }
   at::Tensor random(std::vector<int64_t> rest) const {
     rest.insert(rest.begin(), {batch, length});
-    return at::randn(rest);
+    return at::randn(rest, at::device(device));
   }
   MixersMeasurement line(const char* op, int64_t heads, int64_t keys, int64_t values) const {
     MixersMeasurement m;

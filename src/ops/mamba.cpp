@@ -1,8 +1,8 @@
 #include "ops/mamba.h"
 
-#include <algorithm>
 #include <limits>
 
+#include "kernels/cpu/mamba.h"
 #include "ops/common.h"
 #include "ops/scan_op.h"
 
@@ -49,8 +49,8 @@ RecurrenceResult step(const Inputs& in, int64_t t, const at::Tensor& state) {
   return {at::matmul(next, at_t(in.c).unsqueeze(-1)).squeeze(-1) + in.d * x, next};
 }
 
-/// x, dt, b, c, starts_1T; a, d. The states are a scan of (decay, what was written) pairs by doubling: after the round
-/// of stride s each token holds the last 2s tokens' worth.
+/// x, dt, b, c, starts_1T; a, d, in ATen calls for devices that have no kernel. The states are a scan of (decay, what
+/// was written) pairs by doubling: after the round of stride s each token holds the last 2s tokens' worth.
 RecurrenceResult run(at::TensorList inputs, const at::Tensor& before, int64_t) {
   const auto in = [&](size_t i) { return cast(inputs[i], before.scalar_type()); };
   const auto x = in(0), dt = in(1), a = in(5), d = in(6);
@@ -73,11 +73,75 @@ RecurrenceResult run(at::TensorList inputs, const at::Tensor& before, int64_t) {
   return {at::matmul(h, in(3).unsqueeze(-1)).squeeze(-1) + d * x, h.select(1, length - 1)};
 }
 
-/// The states of all tokens. A piece is scanned as a whole, in more rounds the longer it is: on the CPU, where a call
-/// costs little, it is never more than a chunk.
-int64_t chunk_numbers(at::TensorList inputs, int64_t chunk) {
-  const int64_t numbers = inputs[0].size(0) * chunk * inputs[5].numel();
-  return inputs[0].is_cpu() ? std::max(numbers, kPieceNumbers) : numbers;
+/// The states of all tokens.
+int64_t chunk_numbers(at::TensorList inputs, int64_t chunk) { return inputs[0].size(0) * chunk * inputs[5].numel(); }
+
+/// The tensors as the CPU kernel reads them; they must outlive its parameters.
+struct KernelInputs {
+  at::Tensor x, dt, b, c, starts, a, d, first;
+
+  KernelInputs(at::TensorList inputs, const at::Tensor& first_in) : first(first_in.contiguous()) {
+    const auto plain = [&](size_t i) { return cast(inputs[i], first.scalar_type()).contiguous(); };
+    x = plain(0), dt = plain(1), b = plain(2), c = plain(3), a = plain(5), d = plain(6);
+    starts = inputs[4].contiguous();
+  }
+  template <class T>
+  kernels::MambaParams<T> params() const {
+    return {.x = x.const_data_ptr<T>(),
+            .dt = dt.const_data_ptr<T>(),
+            .b = b.const_data_ptr<T>(),
+            .c = c.const_data_ptr<T>(),
+            .a = a.const_data_ptr<T>(),
+            .d = d.const_data_ptr<T>(),
+            .first = first.const_data_ptr<T>(),
+            .starts = starts.size(1) > 0 ? starts.const_data_ptr<bool>() : nullptr,
+            .batch = x.size(0),
+            .length = x.size(1),
+            .channels = x.size(2),
+            .states = b.size(2)};
+  }
+};
+
+ScanResult forward_cpu(at::TensorList inputs, const at::Tensor& first, int64_t) {
+  const KernelInputs in(inputs, first);
+  const auto y = at::empty_like(in.x), last = at::empty_like(in.first);
+  auto kept_shape = in.first.sizes().vec();
+  kept_shape.insert(kept_shape.begin(), kernels::mamba_chunks(in.x.size(1)));
+  const auto kept = at::empty(kept_shape, in.first.options());
+  dispatch_real(first.scalar_type(), [&]<class T>() {
+    kernels::mamba(in.params<T>(), y.mutable_data_ptr<T>(), last.mutable_data_ptr<T>(), kept.mutable_data_ptr<T>());
+  });
+  return {cast(y, inputs[0].scalar_type()), last, kept};
+}
+
+ScanGradients backward_cpu(const at::Tensor& d_y, const at::Tensor& dlast, at::TensorList inputs,
+                           const at::Tensor& first, const at::Tensor& kept, int64_t) {
+  const KernelInputs in(inputs, first);
+  const auto dy = cast(d_y, first.scalar_type()).contiguous(), grad_last = dlast.contiguous();
+  const auto dx = at::empty_like(in.x), ddt = at::empty_like(in.dt), db = at::empty_like(in.b);
+  const auto dc = at::empty_like(in.c), da = at::empty_like(in.a), dd = at::empty_like(in.d);
+  const auto dfirst = at::empty_like(in.first);
+  dispatch_real(first.scalar_type(), [&]<class T>() {
+    kernels::mamba_backward(in.params<T>(), kept.const_data_ptr<T>(),
+                            kernels::MambaGradients<T>{.dy = dy.const_data_ptr<T>(),
+                                                       .dlast = grad_last.const_data_ptr<T>(),
+                                                       .dx = dx.mutable_data_ptr<T>(),
+                                                       .ddt = ddt.mutable_data_ptr<T>(),
+                                                       .db = db.mutable_data_ptr<T>(),
+                                                       .dc = dc.mutable_data_ptr<T>(),
+                                                       .da = da.mutable_data_ptr<T>(),
+                                                       .dd = dd.mutable_data_ptr<T>(),
+                                                       .dfirst = dfirst.mutable_data_ptr<T>()});
+  });
+  const auto as_input = [&](const at::Tensor& x, size_t i) { return cast(x, inputs[i].scalar_type()); };
+  return {{as_input(dx, 0), as_input(ddt, 1), as_input(db, 2), as_input(dc, 3), at::empty_like(inputs[4]),
+           as_input(da, 5), as_input(dd, 6)},
+          dfirst};
+}
+
+TORCH_LIBRARY_IMPL(fox, CPU, m) {
+  m.impl("mamba_scan", forward_cpu);
+  m.impl("mamba_scan_backward", backward_cpu);
 }
 
 }  // namespace

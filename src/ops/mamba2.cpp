@@ -77,21 +77,36 @@ Sums sums_within_chunk(const at::Tensor& log_decay) {
   return sums;
 }
 
-/// x, dt, log_decay, b, c; d.
-RecurrenceResult run(at::TensorList inputs, const at::Tensor& state, int64_t chunk_size) {
-  const int64_t length = inputs[0].size(1);
+/// (B, T, ...) → (B, n, C, ...), the last chunk filled up with 0: time stays where it is, unlike in to_chunks.
+at::Tensor in_chunks(const at::Tensor& x, int64_t chunk) {
+  const int64_t missing = (chunk - x.size(1) % chunk) % chunk;
+  if (missing == 0) return x.unflatten(1, {-1, chunk});
+  auto shape = x.sizes().vec();
+  shape[1] = missing;
+  return at::cat({x, at::zeros(shape, x.options().requires_grad(false))}, 1).unflatten(1, {-1, chunk});
+}
+
+/// x, dt, log_decay, b, c; d. Heads share b and c, so all heads' states of a chunk are read and written as one matrix
+/// (N, H P): two large products a chunk instead of two small ones a head.
+RecurrenceResult run(at::TensorList inputs, const at::Tensor& state_BHPN, int64_t chunk_size) {
+  const int64_t length = inputs[0].size(1), heads = inputs[0].size(2);
   const auto chunk = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::min(chunk_size, length))));
-  const auto in = [&](size_t i) { return cast(inputs[i], state.scalar_type()); };
-  const auto x = in(0), d = in(5);
-  const auto dx = to_chunks(x * in(1).unsqueeze(-1), chunk);
-  const auto b = to_chunks(in(3).unsqueeze(2), chunk), c = to_chunks(in(4).unsqueeze(2), chunk);  // (B, 1, n, C, N)
-  const auto sums = sums_within_chunk(to_chunks(in(2), chunk));
-  const auto prefix = sums.prefix.exp().unsqueeze(-1);  // from the state before the chunk
-  const auto added = at::matmul((dx * sums.suffix.exp().unsqueeze(-1)).transpose(-1, -2), b);  // (B, H, n, P, N)
-  const auto states = scan_chunks(prefix.select(-2, chunk - 1).unsqueeze(-1), added, state);
-  const auto y = at::matmul(at::matmul(c, b.transpose(-1, -2)) * sums.between.exp(), dx) +
-                 at::matmul(c, states.before_BHnKV.transpose(-1, -2)) * prefix;
-  return {from_chunks(y, length) + d.unsqueeze(-1) * x, states.last_BHKV};
+  const auto in = [&](size_t i) { return cast(inputs[i], state_BHPN.scalar_type()); };
+  const auto x_BTHP = in(0), d = in(5);
+  const auto dx_BnCHP = in_chunks(x_BTHP * in(1).unsqueeze(-1), chunk);
+  const auto b_BnCN = in_chunks(in(3), chunk), c_BnCN = in_chunks(in(4), chunk);
+  const auto sums = sums_within_chunk(in_chunks(in(2), chunk).transpose(-1, -2));  // (B, n, H, C)
+  const auto of_tokens = [](const at::Tensor& x_BnHC) { return x_BnHC.exp().transpose(-1, -2).unsqueeze(-1); };
+  const auto prefix_BnCH1 = of_tokens(sums.prefix);  // from the state before the chunk
+  const auto added = at::matmul(b_BnCN.transpose(-1, -2), (dx_BnCHP * of_tokens(sums.suffix)).flatten(-2));
+  const auto passes = prefix_BnCH1.select(2, chunk - 1).expand({-1, -1, -1, inputs[0].size(3)}).flatten(-2);
+  const auto states = scan_chunks(passes.unsqueeze(1).unsqueeze(3), added.unsqueeze(1),
+                                  state_BHPN.permute({0, 3, 1, 2}).flatten(-2).unsqueeze(1));
+  const auto read = at::matmul(c_BnCN, states.before_BHnKV.squeeze(1)).unflatten(-1, {heads, -1}) * prefix_BnCH1;
+  const auto weights = at::matmul(c_BnCN, b_BnCN.transpose(-1, -2)).unsqueeze(2) * sums.between.exp();
+  const auto y = read + at::matmul(weights, dx_BnCHP.transpose(2, 3)).transpose(2, 3);
+  return {y.flatten(1, 2).narrow(1, 0, length) + d.unsqueeze(-1) * x_BTHP,
+          states.last_BHKV.squeeze(1).unflatten(-1, {heads, -1}).permute({0, 2, 3, 1}).contiguous()};
 }
 
 /// A decay for every pair of tokens, of all heads.

@@ -125,7 +125,7 @@ ScanResult forward_autograd(at::TensorList inputs, const at::Tensor& first, int6
   return {result.o, result.state, at::empty({0}, first.options().requires_grad(false))};
 }
 
-template <const ScanOp& kOp>
+template <const ScanOp& kOp, bool kInPieces = true>
 void define(torch::Library& m) {
   const std::string name = kOp.scan + std::string("fox::").size(), backward = name + "_backward";
   const auto schema = name + "(Tensor[] inputs, Tensor first, int chunk_size) -> (Tensor o, Tensor last, Tensor kept)";
@@ -134,8 +134,10 @@ void define(torch::Library& m) {
                                "int chunk_size) -> (Tensor[] dinputs, Tensor dfirst)";
   m.def(schema.c_str());
   m.def(backward_schema.c_str());
-  m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::CPU, &forward_cpu<kOp>));
-  m.impl(backward.c_str(), torch::dispatch(c10::DispatchKey::CPU, &backward_cpu<kOp>));
+  if constexpr (kInPieces) {
+    m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::CPU, &forward_cpu<kOp>));
+    m.impl(backward.c_str(), torch::dispatch(c10::DispatchKey::CPU, &backward_cpu<kOp>));
+  }
   m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Meta, &forward_meta<kOp>));
   m.impl(backward.c_str(), torch::dispatch(c10::DispatchKey::Meta, &backward_meta<kOp>));
   m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd, &forward_autograd<kOp>));
@@ -146,7 +148,7 @@ TORCH_LIBRARY_FRAGMENT(fox, m) {
   define<kHgrn2Scan>(m);
   define<kDeltaNetScan>(m);
   define<kMamba2Scan>(m);
-  define<kMambaScan>(m);
+  define<kMambaScan, /*kInPieces=*/false>(m);
 }
 
 }  // namespace

@@ -22,8 +22,9 @@ struct Args {
   DeltaNetGradients g;
   bf16* o;
   float* last;
-  // (B, H, chunks, 64, D); inverse (B, H, chunks, 64, 64), or nullptr; states (B, H, chunks, D, D), values first
-  bf16 *w, *u, *dn, *inverse, *before, *behind;
+  // (B, H, chunks, 64, D), as tiles lie in shared memory; inverse (B, H, chunks, 64, 64), or nullptr; states (B, H,
+  // chunks, D, D), values first
+  bf16 *w, *u, *k, *q, *dn, *inverse, *before, *behind;
   int64_t chunks;
 };
 
@@ -59,6 +60,30 @@ __device__ __forceinline__ void load_packed(Tile<kD> to, const bf16* from) {
   load_tile<kRows, kThreads>(to, from, kD, kRows);
 }
 
+/// A tile to or from global memory as it lies in shared memory, swizzled: the scans fetch it by one bulk copy.
+template <int kThreads, int kD>
+__device__ __forceinline__ void load_image(Tile<kD> to, const bf16* from) {
+#pragma unroll
+  for (int i = threadIdx.x; i < kChunk * kD / 8; i += kThreads) copy_async(to.base + i * 16, from + i * 8, true);
+}
+template <int kThreads, int kD>
+__device__ __forceinline__ void store_image(Tile<kD> x, bf16* to) {
+#pragma unroll
+  for (int i = threadIdx.x; i < kChunk * kD / 8; i += kThreads)
+    reinterpret_cast<uint4*>(to)[i] = load_shared_16(x.base + i * 16);
+}
+/// A warp's accumulators into an image, through its own part of tile x.
+template <int kTiles, int kD>
+__device__ __forceinline__ void put_image(Tile<kD> x, int m, int n, const float (&d)[kTiles][4], bf16* to) {
+  put(x, m, n, d);
+  __syncwarp();
+#pragma unroll
+  for (int i = lane_id(); i < 16 * kTiles; i += 32) {
+    const uint32_t at = x.at(m + i / kTiles, n / 8 + i % kTiles);
+    reinterpret_cast<uint4*>(to)[(at - x.base) / 16] = load_shared_16(at);
+  }
+}
+
 // --------------------------------------------------------------------------------------------------------- prepare
 template <int kD>
 constexpr int kPrepareSmem = 2 * Tile<kD>::kBytes + Tile<64>::kBytes;
@@ -79,6 +104,7 @@ __global__ void __launch_bounds__(128) prepare_kernel(const __grid_constant__ Ar
   if (threadIdx.x < kChunk) beta[threadIdx.x] = place.beta(a, threadIdx.x);
   copy_wait<0>();
   __syncthreads();
+  store_image<128>(k, a.k + place.tile());
   float products[8][4];
   clear(products);
 #pragma unroll
@@ -140,24 +166,42 @@ __global__ void __launch_bounds__(128) prepare_kernel(const __grid_constant__ Ar
     mma_columns(u, f, v, 16 * j, 0);
   }
   __syncthreads();
-  put_through(k, 16 * warp, 0, w, a.w + place.tile(), kD, kChunk);
-  put_through(v, 16 * warp, 0, u, a.u + place.tile(), kD, kChunk);
+  put_image(k, 16 * warp, 0, w, a.w + place.tile());
+  put_image(v, 16 * warp, 0, u, a.u + place.tile());
 }
 
 // ------------------------------------------------------------------------------------------------------------ scan
-constexpr int kScanBlocks = 2, kSplit = 2, kScanThreads = 32 * kScanBlocks * kSplit, kScanColumns = 16 * kScanBlocks;
+constexpr int kSplit = 2;
 
-/// A tile of kScanColumns (32) values of 64 tokens, rows of 64 bytes: pairs of rows share a 128-byte line.
+/// A thread block's columns of the state. 16 a block spread a few sequences over the whole GPU; 32 share what is
+/// loaded.
+template <int kColumns>
+constexpr int kScanThreads = kColumns / 16 * 32 * kSplit;
+
+/// A tile of kColumns values (16 or 32) of 64 tokens: several rows share a line of 128 bytes.
+template <int kColumns>
 struct Slice {
-  static constexpr int kBytes = kChunk * kScanColumns * 2;
+  static constexpr int kBytes = kChunk * kColumns * 2, kPieces = kColumns / 8;
   uint32_t base;
   __device__ __forceinline__ uint32_t at(int row, int piece) const {
-    return base + row * 64 + ((piece ^ (row / 2 & 3)) << 4);
+    return base + row * 16 * kPieces + ((piece ^ (row * kPieces / 8 & (kPieces - 1))) << 4);
   }
+  /// From rows in global memory, and from the columns of a tile's image.
   __device__ __forceinline__ void load(const bf16* from, int64_t stride, int valid) const {
 #pragma unroll
-    for (int i = threadIdx.x; i < kChunk * 4; i += kScanThreads)
-      copy_async(at(i / 4, i % 4), from + (i / 4 < valid ? i / 4 * stride + i % 4 * 8 : 0), i / 4 < valid);
+    for (int i = threadIdx.x; i < kChunk * kPieces; i += kScanThreads<kColumns>) {
+      const int row = i / kPieces, piece = i % kPieces;
+      copy_async(at(row, piece), from + (row < valid ? row * stride + piece * 8 : 0), row < valid);
+    }
+  }
+  template <int kD>
+  __device__ __forceinline__ void load_image(const bf16* from, int first_column) const {
+    constexpr Tile<kD> image{0};
+#pragma unroll
+    for (int i = threadIdx.x; i < kChunk * kPieces; i += kScanThreads<kColumns>) {
+      const int row = i / kPieces, piece = i % kPieces;
+      copy_async(at(row, piece), from + image.at(row, first_column / 8 + piece) / 2, true);
+    }
   }
   /// A operand: transpose of 16 tokens from k, 16 columns from m.
   __device__ __forceinline__ void a_columns(uint32_t (&a)[4], int k, int m) const {
@@ -188,56 +232,71 @@ struct StateRows {
   }
 };
 
-template <int kD, bool kBackwards>
+template <int kD, int kColumns, bool kBackwards>
 struct ScanSmem {
   // Forward: k, W, and a slice of U. Backward: k, W, q, and slices of dN and do.
   static constexpr int kTiles = kBackwards ? 3 : 2, kSlices = kBackwards ? 2 : 1, kStages = kBackwards ? 3 : 4;
-  static constexpr int kStageBytes = kTiles * Tile<kD>::kBytes + kSlices * Slice::kBytes;
+  static constexpr int kStageBytes = kTiles * Tile<kD>::kBytes + kSlices * Slice<kColumns>::kBytes;
   static constexpr int kStaging = kStages * kStageBytes;  // the state on its way out
-  static constexpr int kSums = kStaging + kScanColumns * Tile<kD>::kRowBytes;
-  static constexpr int kBytes = kSums + kScanThreads * 8 * 16;
+  static constexpr int kSums = kStaging + kColumns * Tile<kD>::kRowBytes;
+  static constexpr int kBytes = kSums + kScanThreads<kColumns> * 8 * 16;
 };
 
 /// Adds what the other warp of the 16 columns has; `sums`: 8 × 16 bytes a thread of the block.
+template <int kThreads>
 __device__ __forceinline__ void exchange(float (&n)[8][4], char* sums) {
   auto* own = reinterpret_cast<float4*>(sums) + threadIdx.x;
   const auto* other = reinterpret_cast<const float4*>(sums) + (threadIdx.x ^ 32);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) own[i * kScanThreads] = make_float4(n[i][0], n[i][1], n[i][2], n[i][3]);
+  for (int i = 0; i < 8; ++i) own[i * kThreads] = make_float4(n[i][0], n[i][1], n[i][2], n[i][3]);
   ptx::named_barrier_sync(1 + threadIdx.x / 64, 64);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const float4 x = other[i * kScanThreads];
+    const float4 x = other[i * kThreads];
     n[i][0] += x.x, n[i][1] += x.y, n[i][2] += x.z, n[i][3] += x.w;
   }
 }
 
-template <int kD, bool kBackwards>
-__global__ void __launch_bounds__(kScanThreads, 1) scan_kernel(const __grid_constant__ Args a) {
+template <int kD, int kColumns, bool kBackwards>
+__global__ void __launch_bounds__(kScanThreads<kColumns>, 1) scan_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) char smem[];
-  using S = ScanSmem<kD, kBackwards>;
+  using S = ScanSmem<kD, kColumns, kBackwards>;
   constexpr int kKeys = kD / kSplit;
   const int block = threadIdx.x / 64, split = threadIdx.x / 32 % kSplit, key = split * kKeys;
-  const int first_column = blockIdx.x * kScanColumns, column = first_column + 16 * block;
+  const int first_column = blockIdx.x * kColumns, column = first_column + 16 * block;
   const int64_t sequence = blockIdx.y;
   const uint32_t base = ptx::smem_u32(smem);
   const auto tile = [&](int64_t i, int n) {
     return Tile<kD>{base + static_cast<uint32_t>(i % S::kStages) * S::kStageBytes + n * Tile<kD>::kBytes};
   };
-  const auto slice = [&](int64_t i, int n) { return Slice{tile(i, S::kTiles).base + n * Slice::kBytes}; };
+  const auto slice = [&](int64_t i, int n) {
+    return Slice<kColumns>{tile(i, S::kTiles).base + n * Slice<kColumns>::kBytes};
+  };
   const Tile<kD> staging{base + S::kStaging};
+  __shared__ uint64_t arrived[S::kStages];
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < S::kStages; ++i) ptx::mbarrier_init(&arrived[i], 1);
+    ptx::fence_barrier_init();
+  }
+  __syncthreads();
   const auto place = [&](int64_t i) { return Place<kD>(a, sequence, kBackwards ? a.chunks - 1 - i : i); };
+  // Whole tiles by the copy engine, slices by the threads.
   const auto load = [&](int64_t i) {
     if (i < a.chunks) {
       const auto at = place(i);
-      load_tile<kChunk, kScanThreads>(tile(i, 0), at.at(a.p.k), a.p.k.time, at.valid);
-      load_packed<kChunk, kScanThreads>(tile(i, 1), a.w + at.tile());
+      if (threadIdx.x == 0) {
+        uint64_t* bar = &arrived[i % S::kStages];
+        ptx::mbarrier_arrive_expect_tx(bar, S::kTiles * Tile<kD>::kBytes);
+        const bf16* from[3] = {a.k, a.w, a.q};
+#pragma unroll
+        for (int n = 0; n < S::kTiles; ++n)
+          ptx::bulk_load(smem + (tile(i, n).base - base), from[n] + at.tile(), Tile<kD>::kBytes, bar);
+      }
       if constexpr (kBackwards) {
-        load_tile<kChunk, kScanThreads>(tile(i, 2), at.at(a.p.q), a.p.q.time, at.valid);
-        slice(i, 0).load(a.dn + at.tile() + first_column, kD, kChunk);
+        slice(i, 0).template load_image<kD>(a.dn + at.tile(), first_column);
         slice(i, 1).load(a.g.d_o + at.packed(a) + first_column, a.p.heads * kD, at.valid);
       } else {
-        slice(i, 0).load(a.u + at.tile() + first_column, kD, kChunk);
+        slice(i, 0).template load_image<kD>(a.u + at.tile(), first_column);
       }
     }
     copy_commit();
@@ -248,6 +307,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_kernel(const __grid_cons
   for (int64_t i = 0; i < S::kStages - 1; ++i) load(i);
   for (int64_t i = 0; i < a.chunks; ++i) {
     copy_wait<S::kStages - 2>();
+    ptx::mbarrier_wait(&arrived[i % S::kStages], i / S::kStages % 2);
     __syncthreads();
     load(i + S::kStages - 1);
     uint32_t packed[kKeys / 16][4];
@@ -287,7 +347,7 @@ __global__ void __launch_bounds__(kScanThreads, 1) scan_kernel(const __grid_cons
         mma_columns(state.s, f, tile(i, 2), 16 * t, key);
       }
     }
-    exchange(n, smem + S::kSums);
+    exchange<kScanThreads<kColumns>>(n, smem + S::kSums);
     // Sᵀ += Nᵀk, or dSᵀ -= dNᵀW.
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
@@ -397,8 +457,8 @@ __global__ void __launch_bounds__(kThreads, 2) output_kernel(const __grid_consta
   const int rb = threadIdx.x / 32 % 4, half = threadIdx.x / 128;
   load_tile<kChunk, kThreads>(q, place.at(a.p.q), a.p.q.time, place.valid);
   load_tile<kChunk, kThreads>(k, place.at(a.p.k), a.p.k.time, place.valid);
-  load_packed<kChunk, kThreads>(w, a.w + place.tile());
-  load_packed<kChunk, kThreads>(u, a.u + place.tile());
+  load_image<kThreads>(w, a.w + place.tile());
+  load_image<kThreads>(u, a.u + place.tile());
   load_state(state, a.before + place.state());
   copy_commit();
   copy_wait<0>();
@@ -444,6 +504,7 @@ __global__ void __launch_bounds__(kThreads, 2) dwritten_kernel(const __grid_cons
   copy_wait<0>();
   __syncthreads();
   put_products(weights, q, k, rb, half, kScale<kD>);
+  store_image<kThreads>(q, a.q + place.tile());
   __syncthreads();
   float dn[kD / 16][4];
   clear(dn);
@@ -452,7 +513,7 @@ __global__ void __launch_bounds__(kThreads, 2) dwritten_kernel(const __grid_cons
     a_columns(f, weights, 16 * ib, 16 * rb);
     mma_columns(dn, f, d_o, 16 * ib, kD / 2 * half);
   }
-  put_through(q, 16 * rb, kD / 2 * half, dn, a.dn + place.tile(), kD, kChunk);
+  put_image(q, 16 * rb, kD / 2 * half, dn, a.dn + place.tile());
 }
 
 template <int kD>
@@ -500,9 +561,9 @@ struct BackwardWarp {
     load_tile<kChunk, kThreads>(q, place.at(a.p.q), a.p.q.time, place.valid);
     load_tile<kChunk, kThreads>(k, place.at(a.p.k), a.p.k.time, place.valid);
     load_tile<kChunk, kThreads>(d_o, a.g.d_o + place.packed(a), a.p.heads * kD, place.valid);
-    load_packed<kChunk, kThreads>(w, a.w + place.tile());
-    load_packed<kChunk, kThreads>(u, a.u + place.tile());
-    load_packed<kChunk, kThreads>(dn, a.dn + place.tile());
+    load_image<kThreads>(w, a.w + place.tile());
+    load_image<kThreads>(u, a.u + place.tile());
+    load_image<kThreads>(dn, a.dn + place.tile());
     load_state(state, a.before + place.state());
     load_state(dstate, a.behind + place.state());
     load_tile<kChunk, kThreads>(inverse, a.inverse + place.index * kChunk * kChunk, kChunk, kChunk);
@@ -698,23 +759,37 @@ Args make_args(const DeltaNetParams& p, void* workspace, bool backward) {
   const int64_t chunks = sequences_of(p) * a.chunks, tile = chunks * kChunk * p.dim, states = chunks * p.dim * p.dim;
   a.w = static_cast<bf16*>(workspace);
   a.u = a.w + tile;
-  a.before = a.u + tile;
+  a.k = a.u + tile;
+  a.before = a.k + tile;
   if (!backward) return a;
   a.behind = a.before + states;
   a.dn = a.behind + states;
-  a.inverse = a.dn + tile;
+  a.q = a.dn + tile;
+  a.inverse = a.q + tile;
   return a;
+}
+
+template <int kD, int kColumns, bool kBackwards>
+cudaError_t launch_scan(const Args& a, cudaStream_t stream) {
+  const dim3 grid(kD / kColumns, static_cast<unsigned>(sequences_of(a.p)));
+  return launch(scan_kernel<kD, kColumns, kBackwards>, a, grid, kScanThreads<kColumns>,
+                ScanSmem<kD, kColumns, kBackwards>::kBytes, stream);
+}
+
+template <int kD, bool kBackwards>
+cudaError_t scan(const Args& a, cudaStream_t stream) {
+  int device = 0, processors = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  const bool few = sequences_of(a.p) * kD / 16 <= processors;
+  return few ? launch_scan<kD, 16, kBackwards>(a, stream) : launch_scan<kD, 32, kBackwards>(a, stream);
 }
 
 template <int kD>
 cudaError_t make_states(const Args& a, cudaStream_t stream) {
-  const auto chunks = static_cast<unsigned>(a.chunks), sequences = static_cast<unsigned>(sequences_of(a.p));
-  cudaError_t error = launch(prepare_kernel<kD>, a, dim3(chunks, sequences), 128, kPrepareSmem<kD>, stream);
-  if (error == cudaSuccess) {
-    error = launch(scan_kernel<kD, false>, a, dim3(kD / kScanColumns, sequences), kScanThreads,
-                   ScanSmem<kD, false>::kBytes, stream);
-  }
-  return error;
+  const dim3 grid(static_cast<unsigned>(a.chunks), static_cast<unsigned>(sequences_of(a.p)));
+  const cudaError_t error = launch(prepare_kernel<kD>, a, grid, 128, kPrepareSmem<kD>, stream);
+  return error == cudaSuccess ? scan<kD, false>(a, stream) : error;
 }
 
 template <int kD>
@@ -728,13 +803,9 @@ cudaError_t forward(const Args& a, cudaStream_t stream) {
 template <int kD>
 cudaError_t backward(const Args& a, cudaStream_t stream) {
   cudaError_t error = make_states<kD>(a, stream);
-  const auto sequences = static_cast<unsigned>(sequences_of(a.p));
-  const dim3 grid(static_cast<unsigned>(a.chunks), sequences);
+  const dim3 grid(static_cast<unsigned>(a.chunks), static_cast<unsigned>(sequences_of(a.p)));
   if (error == cudaSuccess) error = launch(dwritten_kernel<kD>, a, grid, kThreads, kWrittenSmem<kD>, stream);
-  if (error == cudaSuccess) {
-    error = launch(scan_kernel<kD, true>, a, dim3(kD / kScanColumns, sequences), kScanThreads,
-                   ScanSmem<kD, true>::kBytes, stream);
-  }
+  if (error == cudaSuccess) error = scan<kD, true>(a, stream);
   if (error == cudaSuccess) error = launch(backward_kernel<kD>, a, grid, kThreads, BackwardSmem<kD>::kBytes, stream);
   return error;
 }
@@ -747,7 +818,7 @@ bool delta_net_supported(int64_t key_dim, int64_t value_dim) {
 
 int64_t delta_net_workspace(const DeltaNetParams& p, bool backward) {
   const int64_t chunks = sequences_of(p) * chunks_of(p.length), tile = kChunk * p.dim, state = p.dim * p.dim;
-  return chunks * 2 * (backward ? 3 * tile + 2 * state + kChunk * kChunk : 2 * tile + state);
+  return chunks * 2 * (backward ? 5 * tile + 2 * state + kChunk * kChunk : 3 * tile + state);
 }
 
 cudaError_t delta_net_forward(const DeltaNetParams& p, __nv_bfloat16* o, float* last, void* workspace,

@@ -8,9 +8,10 @@
 // never differences: nothing overflows or cancels, and -inf is an ordinary value.
 //
 // A thread holds rows r and r + 8 of 16 tokens and 8 neighbouring channels of each 32; lanes r are 3 levels of
-// shuffles, the two rows the fourth. Levels below 16 tokens need no shared memory: a row's E is A and B operand of
-// mma alike. Channels stand in the tiles in the order of these fragments (`channel`); products over channels do not
-// mind.
+// shuffles, the two rows the fourth. It takes 4 channels at a time, and the loops with much in them are not unrolled:
+// written out, the backward kernel waited for instructions half of the time. Levels below 16 tokens need no shared
+// memory: a row's E is A and B operand of mma alike. Channels stand in the tiles in the order of these fragments
+// (`channel`); products over channels do not mind.
 //
 // The gradient of A comes back the same way: dE_k = M_k E_k with M_k the entries of dA + dAᵀ at level k. The gradient
 // of l_t is what flows across t: Σ over queries from t on of E dE, less the same over keys from t on. Both use the
@@ -40,7 +41,7 @@ __device__ __forceinline__ int channel(int n) { return n / 32 * 32 + n % 8 / 2 *
 /// Which part of the work a thread has.
 template <int kD>
 struct Place {
-  static constexpr int kGroups = kD / 64;  // groups of 32 channels in a half
+  static constexpr int kUnits = kD / 32;  // a half's groups of 32 channels, in two steps of 4 channels a thread
   int b, h, rb, half, r, q, valid;
   int64_t chunk, t0, sequence;
 
@@ -51,7 +52,11 @@ struct Place {
     valid = static_cast<int>(min(int64_t(kChunk), a.p.length - t0));
     sequence = int64_t(b) * a.p.heads + h;
   }
-  __device__ __forceinline__ int group(int i) const { return half * kGroups + i; }
+  /// A unit's first place in a tile's row (two n8 tiles), and this thread's first channel.
+  __device__ __forceinline__ int column(int unit) const { return kD / 2 * half + 16 * unit; }
+  __device__ __forceinline__ int first_channel(int unit) const {
+    return kD / 2 * half + unit / 2 * 32 + 8 * q + unit % 2 * 4;
+  }
   __device__ __forceinline__ int token(int row) const { return 16 * rb + r + 8 * row; }
   /// Whether this token is in the second block of its pair at a level.
   __device__ __forceinline__ bool second(int level, int row) const {
@@ -68,36 +73,30 @@ struct Place {
   __device__ __forceinline__ int64_t state(const Args& a) const { return (sequence * a.chunks + chunk) * kD * kD; }
 };
 
-/// 8 channels of two tokens, 0 behind the end.
+/// A unit's 4 channels of two tokens, 0 behind the end.
 struct Pairs {
-  uint32_t v[2][4];  // [row][pair of channels]
+  uint32_t v[2][2];  // [row][pair of channels]
   template <int kD>
-  __device__ __forceinline__ void load(const Place<kD>& w, const HeadTensor<bf16>& x, int group) {
+  __device__ __forceinline__ Pairs(const Place<kD>& w, const HeadTensor<bf16>& x, int unit) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      uint4 raw{};
+      uint2 raw{};
       if (w.token(row) < w.valid)
-        raw = __ldg(reinterpret_cast<const uint4*>(w.at(x) + w.token(row) * x.time + 32 * group + 8 * w.q));
-      v[row][0] = raw.x, v[row][1] = raw.y, v[row][2] = raw.z, v[row][3] = raw.w;
+        raw = __ldg(reinterpret_cast<const uint2*>(w.at(x) + w.token(row) * x.time + w.first_channel(unit)));
+      v[row][0] = raw.x, v[row][1] = raw.y;
     }
   }
 };
 struct Gates {
-  float v[2][8];  // in log2 units
+  float v[2][4];  // in log2 units
   template <int kD>
-  __device__ __forceinline__ void load(const Place<kD>& w, const HeadTensor<float>& x, int group) {
+  __device__ __forceinline__ Gates(const Place<kD>& w, const HeadTensor<float>& x, int unit) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float4 raw[2] = {};
-      if (w.token(row) < w.valid) {
-        const auto* from = reinterpret_cast<const float4*>(w.at(x) + w.token(row) * x.time + 32 * group + 8 * w.q);
-        raw[0] = __ldg(from), raw[1] = __ldg(from + 1);
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        v[row][4 * i] = raw[i].x * kLog2E, v[row][4 * i + 1] = raw[i].y * kLog2E;
-        v[row][4 * i + 2] = raw[i].z * kLog2E, v[row][4 * i + 3] = raw[i].w * kLog2E;
-      }
+      float4 raw{};
+      if (w.token(row) < w.valid)
+        raw = __ldg(reinterpret_cast<const float4*>(w.at(x) + w.token(row) * x.time + w.first_channel(unit)));
+      v[row][0] = raw.x * kLog2E, v[row][1] = raw.y * kLog2E, v[row][2] = raw.z * kLog2E, v[row][3] = raw.w * kLog2E;
     }
   }
 };
@@ -117,13 +116,12 @@ using Totals = float[4][kD];
 template <int kD>
 __device__ __forceinline__ void put_totals(const Args& a, const Place<kD>& w, Totals<kD>& totals) {
 #pragma unroll
-  for (int i = 0; i < Place<kD>::kGroups; ++i) {
-    Gates l;
-    l.load(w, a.p.log_g, w.group(i));
+  for (int unit = 0; unit < Place<kD>::kUnits; ++unit) {
+    const Gates l(w, a.p.log_g, unit);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
+    for (int e = 0; e < 4; ++e) {
       const float t = sum_block(l.v[0][e], l.v[1][e]);
-      if (w.r == 0) totals[w.rb][32 * w.group(i) + 8 * w.q + e] = t;
+      if (w.r == 0) totals[w.rb][w.first_channel(unit) + e] = t;
     }
   }
 }
@@ -231,23 +229,21 @@ __global__ void __launch_bounds__(kThreads) states_kernel(const __grid_constant_
   put_totals(a, w, totals);
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < Place<kD>::kGroups; ++i) {
-    const int g = w.group(i);
-    Gates l;
-    Pairs x;
-    l.load(w, a.p.log_g, g);
-    x.load(w, kGradient ? a.p.q : a.p.k, g);
+  for (int unit = 0; unit < Place<kD>::kUnits; ++unit) {
+    const Gates l(w, a.p.log_g, unit);
+    const Pairs x(w, kGradient ? a.p.q : a.p.k, unit);
 #pragma unroll
-    for (int p = 0; p < 4; ++p) {
+    for (int p = 0; p < 2; ++p) {
       Exponents e[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j)
-        e[j].build(w, l.v[0][2 * p + j], l.v[1][2 * p + j], totals, 32 * g + 8 * w.q + 2 * p + j);
+        e[j].build(w, l.v[0][2 * p + j], l.v[1][2 * p + j], totals, w.first_channel(unit) + 2 * p + j);
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         const float low = kGradient ? e[0].prefix[row] + kLogScale<kD> : e[0].suffix[row];
         const float high = kGradient ? e[1].prefix[row] + kLogScale<kD> : e[1].suffix[row];
-        store_shared(left.at(w.token(row), 4 * g + p) + 4 * w.q, scaled(x.v[row][p], ptx::ex2(low), ptx::ex2(high)));
+        store_shared(left.at(w.token(row), w.column(unit) / 8 + p) + 4 * w.q,
+                     scaled(x.v[row][p], ptx::ex2(low), ptx::ex2(high)));
       }
     }
   }
@@ -313,48 +309,40 @@ __device__ __forceinline__ void make_weights(const Args& a, const Place<kD>& w, 
                                              Tile<64> weights) {
   DiagonalBlock block;
   block.start();
+#pragma unroll 1
+  for (int unit = 0; unit < Place<kD>::kUnits; ++unit) {
+    const Gates l(w, a.p.log_g, unit);
+    const Pairs q(w, a.p.q, unit), k(w, a.p.k, unit);
+    uint32_t e[4][4], same[2][4];
 #pragma unroll
-  for (int i = 0; i < Place<kD>::kGroups; ++i) {
-    const int g = w.group(i);
-    Gates l;
-    Pairs q, k;
-    l.load(w, a.p.log_g, g);
-    q.load(w, a.p.q, g), k.load(w, a.p.k, g);
+    for (int p = 0; p < 2; ++p) {
+      const int c = w.first_channel(unit) + 2 * p;
+      Exponents x, y;
+      x.build(w, l.v[0][2 * p], l.v[1][2 * p], totals, c);
+      y.build(w, l.v[0][2 * p + 1], l.v[1][2 * p + 1], totals, c + 1);
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      uint32_t e[4][4], same[2][4];
+      for (int row = 0; row < 2; ++row) {
+        const uint32_t qs = q.v[row][p], ks = k.v[row][p];
 #pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        const int p = 2 * step + tile, c = 32 * g + 8 * w.q + 2 * p;
-        Exponents x, y;
-        x.build(w, l.v[0][2 * p], l.v[1][2 * p], totals, c);
-        y.build(w, l.v[0][2 * p + 1], l.v[1][2 * p + 1], totals, c + 1);
+        for (int level = 0; level < 4; ++level) e[level][2 * p + row] = Entry<kD>(w, level, row, x, y, qs, ks).value;
+        const float scale = ptx::ex2(kLogScale<kD>);
+        same[0][2 * p + row] = scaled(qs, scale, scale), same[1][2 * p + row] = ks;
+        const uint32_t piece = w.column(unit) / 8 + p;
 #pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          const uint32_t qs = q.v[row][p], ks = k.v[row][p];
-#pragma unroll
-          for (int level = 0; level < 4; ++level)
-            e[level][2 * tile + row] = Entry<kD>(w, level, row, x, y, qs, ks).value;
-          const float scale = ptx::ex2(kLogScale<kD>);
-          same[0][2 * tile + row] = scaled(qs, scale, scale), same[1][2 * tile + row] = ks;
-          const uint32_t piece = 4 * g + p;
-#pragma unroll
-          for (int level = 4; level < 6; ++level)
-            store_shared(far[level - 4].at(w.token(row), piece) + 4 * w.q,
-                         Entry<kD>(w, level, row, x, y, qs, ks).value);
-          const float low = kKeys ? x.suffix[row] : x.prefix[row] + kLogScale<kD>;
-          const float high = kKeys ? y.suffix[row] : y.prefix[row] + kLogScale<kD>;
-          store_shared(whole.at(w.token(row), piece) + 4 * w.q, scaled(kKeys ? ks : qs, ptx::ex2(low), ptx::ex2(high)));
-        }
+        for (int level = 4; level < 6; ++level)
+          store_shared(far[level - 4].at(w.token(row), piece) + 4 * w.q, Entry<kD>(w, level, row, x, y, qs, ks).value);
+        const float low = kKeys ? x.suffix[row] : x.prefix[row] + kLogScale<kD>;
+        const float high = kKeys ? y.suffix[row] : y.prefix[row] + kLogScale<kD>;
+        store_shared(whole.at(w.token(row), piece) + 4 * w.q, scaled(kKeys ? ks : qs, ptx::ex2(low), ptx::ex2(high)));
       }
-#pragma unroll
-      for (int level = 0; level < 4; ++level) {
-        mma(block.level[level][0], e[level], e[level][0], e[level][2]);
-        mma(block.level[level][1], e[level], e[level][1], e[level][3]);
-      }
-      mma(block.same[0], same[0], same[1][0], same[1][2]);
-      mma(block.same[1], same[0], same[1][1], same[1][3]);
     }
+#pragma unroll
+    for (int level = 0; level < 4; ++level) {
+      mma(block.level[level][0], e[level], e[level][0], e[level][2]);
+      mma(block.level[level][1], e[level], e[level][1], e[level][3]);
+    }
+    mma(block.same[0], same[0], same[1][0], same[1][2]);
+    mma(block.same[1], same[0], same[1][1], same[1][3]);
   }
   float own[2][4];
   block.choose(w, own);
@@ -500,18 +488,17 @@ struct Mirrored {
   }
 };
 
-/// The gradients of a thread's 8 channels and two tokens of a group, and what flows: `into` the token as a query, less
-/// what flows out of it as a key within the chunk; `out` of it into the state.
+/// The gradients of a unit's 4 channels and two tokens, and what flows: `into` the token as a query, less what flows
+/// out of it as a key within the chunk; `out` of it into the state.
 template <int kD>
-struct GroupGradients {
-  float dq[2][8], dk[2][8], into[2][8], out[2][8];
+struct UnitGradients {
+  float dq[2][4], dk[2][4], into[2][4], out[2][4];
 
   /// From dE of one level, channels 2p and 2p + 1.
   __device__ __forceinline__ void add(const Place<kD>& w, int level, int row, int p, const Entry<kD>& e, float d_low,
                                       float d_high) {
     const bool is_query = w.second(level, row);
-    const float sign = is_query ? 1.f : -1.f;
-    const float low = d_low * e.low, high = d_high * e.high;
+    const float sign = is_query ? 1.f : -1.f, low = d_low * e.low, high = d_high * e.high;
     dq[row][2 * p] += is_query ? low : 0.f, dq[row][2 * p + 1] += is_query ? high : 0.f;
     dk[row][2 * p] += is_query ? 0.f : low, dk[row][2 * p + 1] += is_query ? 0.f : high;
     into[row][2 * p] += sign * d_low * low_of(e.value), into[row][2 * p + 1] += sign * d_high * high_of(e.value);
@@ -524,10 +511,10 @@ struct BackwardTiles {
   Tile<64> weights, dweights;
 };
 
-/// dE of levels 4 and 5, channels of group g.
+/// dE of levels 4 and 5, 16 columns from n.
 template <int kD>
-__device__ __forceinline__ void far_gradients(const Place<kD>& w, const BackwardTiles<kD>& x, int g,
-                                              float (&d)[2][4][4]) {
+__device__ __forceinline__ void far_gradients(const Place<kD>& w, const BackwardTiles<kD>& x, int n,
+                                              float (&d)[2][2][4]) {
   clear(d[0]), clear(d[1]);
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
@@ -538,77 +525,64 @@ __device__ __forceinline__ void far_gradients(const Place<kD>& w, const Backward
     } else {
       a_columns(f, x.dweights, 16 * other, 16 * w.rb);
     }
-    mma_columns(d[i > 0], f, x.far[i > 0], 16 * other, 32 * g);
+    mma_columns(d[i > 0], f, x.far[i > 0], 16 * other, n);
   }
 }
 
-/// All of one group of 32 channels but the sums over tokens.
+/// All of one unit but the sums over tokens.
 template <int kD>
-__device__ __forceinline__ void group_gradients(const Args& a, const Place<kD>& w, const BackwardTiles<kD>& x, int g,
-                                                const Totals<kD>& totals, const Mirrored& mirrored,
-                                                GroupGradients<kD>& out) {
-  Gates l;
-  Pairs q, k;
-  l.load(w, a.p.log_g, g);
-  q.load(w, a.p.q, g), k.load(w, a.p.k, g);
-  float far[2][4][4], read[4][4], write[4][4];
-  far_gradients(w, x, g, far);
+__device__ __forceinline__ void unit_gradients(const Args& a, const Place<kD>& w, const BackwardTiles<kD>& x, int unit,
+                                               const Totals<kD>& totals, const Mirrored& mirrored,
+                                               UnitGradients<kD>& out) {
+  const Gates l(w, a.p.log_g, unit);
+  const Pairs q(w, a.p.q, unit), k(w, a.p.k, unit);
+  float far[2][2][4], read[2][4], write[2][4];
+  far_gradients(w, x, w.column(unit), far);
   clear(read), clear(write);
 #pragma unroll
   for (int c = 0; c < kD; c += 16) {
     uint32_t f[4];
     a_rows(f, x.d_o, 16 * w.rb, c);
-    mma_state_rows(read, f, x.state, 32 * g, c);
+    mma_state_rows(read, f, x.state, w.column(unit), c);
     a_rows(f, x.v, 16 * w.rb, c);
-    mma_state_rows(write, f, x.dstate, 32 * g, c);
+    mma_state_rows(write, f, x.dstate, w.column(unit), c);
   }
+  Exponents ex[2][2];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) ex[e / 2][e % 2].build(w, l.v[0][e], l.v[1][e], totals, w.first_channel(unit) + e);
   const float scale = ptx::ex2(kLogScale<kD>);
-  const float same[2] = {scale * load_element(x.dweights, w.token(0), w.token(0)),
-                         scale * load_element(x.dweights, w.token(1), w.token(1))};
 #pragma unroll
-  for (int step = 0; step < 2; ++step) {
-    Exponents ex[2][2];
+  for (int row = 0; row < 2; ++row) {
+    const float same = scale * load_element(x.dweights, w.token(row), w.token(row));
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile)
+    for (int p = 0; p < 2; ++p) {
+      const float qs[2] = {low_of(q.v[row][p]), high_of(q.v[row][p])};
+      const float ks[2] = {low_of(k.v[row][p]), high_of(k.v[row][p])};
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int e = 2 * (2 * step + tile) + j;
-        ex[tile][j].build(w, l.v[0][e], l.v[1][e], totals, 32 * g + 8 * w.q + e);
+        const int e = 2 * p + j;
+        const float dq = read[p][2 * row + j] * ptx::ex2(ex[p][j].prefix[row] + kLogScale<kD>);
+        const float dk = write[p][2 * row + j] * ptx::ex2(ex[p][j].suffix[row]);
+        out.into[row][e] = dq * qs[j], out.out[row][e] = dk * ks[j];
+        out.dq[row][e] = dq + same * ks[j], out.dk[row][e] = dk + same * qs[j];
       }
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      const int p = 2 * step + tile;
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        const float qs[2] = {low_of(q.v[row][p]), high_of(q.v[row][p])};
-        const float ks[2] = {low_of(k.v[row][p]), high_of(k.v[row][p])};
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int e = 2 * p + j;
-          const float dq = read[p][2 * row + j] * ptx::ex2(ex[tile][j].prefix[row] + kLogScale<kD>);
-          const float dk = write[p][2 * row + j] * ptx::ex2(ex[tile][j].suffix[row]);
-          out.into[row][e] = dq * qs[j], out.out[row][e] = dk * ks[j];
-          out.dq[row][e] = dq + same[row] * ks[j], out.dk[row][e] = dk + same[row] * qs[j];
-        }
-#pragma unroll
-        for (int level = 4; level < 6; ++level) {
-          const Entry<kD> e(w, level, row, ex[tile][0], ex[tile][1], q.v[row][p], k.v[row][p]);
-          out.add(w, level, row, p, e, far[level - 4][p][2 * row], far[level - 4][p][2 * row + 1]);
-        }
+      for (int level = 4; level < 6; ++level) {
+        const Entry<kD> e(w, level, row, ex[p][0], ex[p][1], q.v[row][p], k.v[row][p]);
+        out.add(w, level, row, p, e, far[level - 4][p][2 * row], far[level - 4][p][2 * row + 1]);
       }
     }
+  }
 #pragma unroll
-    for (int level = 0; level < 4; ++level) {
+  for (int level = 0; level < 4; ++level) {
 #pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        const int p = 2 * step + tile;
-        const Entry<kD> e0(w, level, 0, ex[tile][0], ex[tile][1], q.v[0][p], k.v[0][p]);
-        const Entry<kD> e1(w, level, 1, ex[tile][0], ex[tile][1], q.v[1][p], k.v[1][p]);
-        float d[4] = {};
-        mma(d, mirrored.level[level], transposed(e0.value), transposed(e1.value));
-        out.add(w, level, 0, p, e0, d[0], d[1]);
-        out.add(w, level, 1, p, e1, d[2], d[3]);
-      }
+    for (int p = 0; p < 2; ++p) {
+      const Entry<kD> e0(w, level, 0, ex[p][0], ex[p][1], q.v[0][p], k.v[0][p]);
+      const Entry<kD> e1(w, level, 1, ex[p][0], ex[p][1], q.v[1][p], k.v[1][p]);
+      float d[4] = {};
+      mma(d, mirrored.level[level], transposed(e0.value), transposed(e1.value));
+      out.add(w, level, 0, p, e0, d[0], d[1]);
+      out.add(w, level, 1, p, e1, d[2], d[3]);
     }
   }
 }
@@ -616,10 +590,10 @@ __device__ __forceinline__ void group_gradients(const Args& a, const Place<kD>& 
 /// Sums within a block of 16 tokens: over `into` from the token on, and over `out` before it. Returns both together and
 /// leaves the block's totals.
 template <int kD>
-__device__ __forceinline__ void sums_in_block(const Place<kD>& w, const GroupGradients<kD>& x, int g,
-                                              float (&result)[2][8], Totals<kD>& into, Totals<kD>& out) {
+__device__ __forceinline__ void sums_in_block(const Place<kD>& w, const UnitGradients<kD>& x, int unit,
+                                              float (&result)[2][4], Totals<kD>& into, Totals<kD>& out) {
 #pragma unroll
-  for (int e = 0; e < 8; ++e) {
+  for (int e = 0; e < 4; ++e) {
     float s[2] = {}, t[2] = {x.into[0][e], x.into[1][e]}, u[2] = {x.out[0][e], x.out[1][e]};
 #pragma unroll
     for (int k = 0; k < 3; ++k) {
@@ -635,15 +609,44 @@ __device__ __forceinline__ void sums_in_block(const Place<kD>& w, const GroupGra
     result[0][e] = x.into[0][e] + s[0] + t[1];
     result[1][e] = x.into[1][e] + s[1] + u[0];
     if (w.r == 0) {
-      into[w.rb][32 * g + 8 * w.q + e] = t[0] + t[1];
-      out[w.rb][32 * g + 8 * w.q + e] = u[0] + u[1];
+      into[w.rb][w.first_channel(unit) + e] = t[0] + t[1];
+      out[w.rb][w.first_channel(unit) + e] = u[0] + u[1];
     }
   }
 }
 
+/// First element of a thread's unit in a contiguous (B, T, H, D).
 template <int kD>
-__device__ __forceinline__ void store_row(bf16* to, const float (&x)[8]) {
-  *reinterpret_cast<uint4*>(to) = {pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7])};
+__device__ __forceinline__ int64_t unit_place(const Args& a, const Place<kD>& w, int unit, int row) {
+  return w.packed(a) + w.token(row) * a.p.heads * kD + w.first_channel(unit);
+}
+
+__device__ __forceinline__ void store_unit(bf16* to, const float (&x)[4]) {
+  *reinterpret_cast<uint2*>(to) = {pack(x[0], x[1]), pack(x[2], x[3])};
+}
+
+/// dlog_g holds the sums within blocks of 16 tokens; what is in other blocks, and what flows through the chunk, is
+/// added.
+template <int kD>
+__device__ __forceinline__ void finish_gates(const Args& a, const Place<kD>& w, int unit, const Totals<kD>& into,
+                                             const Totals<kD>& out, const float (&through)[kD]) {
+  float more[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int c = w.first_channel(unit) + e;
+    more[e] = through[c];
+#pragma unroll
+    for (int block = 0; block < 4; ++block)
+      more[e] += block > w.rb ? into[block][c] : block < w.rb ? out[block][c] : 0.f;
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    if (w.token(row) >= w.valid) continue;
+    auto* to = reinterpret_cast<float4*>(a.g.dlog_g + unit_place(a, w, unit, row));
+    float4 sum = *to;
+    sum.x += more[0], sum.y += more[1], sum.z += more[2], sum.w += more[3];
+    *to = sum;
+  }
 }
 
 template <int kD>
@@ -677,39 +680,24 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
   __syncthreads();
   Mirrored mirrored;
   mirrored.build(w, x.dweights);
-  float dl[Place<kD>::kGroups][2][8];
-  const int64_t packed = w.packed(a);
-#pragma unroll
-  for (int i = 0; i < Place<kD>::kGroups; ++i) {
-    GroupGradients<kD> d;
-    group_gradients(a, w, x, w.group(i), totals, mirrored, d);
+#pragma unroll 1
+  for (int unit = 0; unit < Place<kD>::kUnits; ++unit) {
+    UnitGradients<kD> d;
+    float sums[2][4];
+    unit_gradients(a, w, x, unit, totals, mirrored, d);
+    sums_in_block(w, d, unit, sums, into, out);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       if (w.token(row) >= w.valid) continue;
-      const int64_t at = packed + w.token(row) * a.p.heads * kD + 32 * w.group(i) + 8 * w.q;
-      store_row<kD>(a.g.dq + at, d.dq[row]);
-      store_row<kD>(a.g.dk + at, d.dk[row]);
+      const int64_t at = unit_place(a, w, unit, row);
+      store_unit(a.g.dq + at, d.dq[row]);
+      store_unit(a.g.dk + at, d.dk[row]);
+      *reinterpret_cast<float4*>(a.g.dlog_g + at) = {sums[row][0], sums[row][1], sums[row][2], sums[row][3]};
     }
-    sums_in_block(w, d, w.group(i), dl[i], into, out);
   }
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < Place<kD>::kGroups; ++i)
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      if (w.token(row) >= w.valid) continue;
-      const int c = 32 * w.group(i) + 8 * w.q;
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        float& sum = dl[i][row][e];
-        sum += through[c + e];
-        for (int block = 0; block < 4; ++block)
-          sum += block > w.rb ? into[block][c + e] : block < w.rb ? out[block][c + e] : 0.f;
-      }
-      auto* to = reinterpret_cast<float4*>(a.g.dlog_g + packed + w.token(row) * a.p.heads * kD + c);
-      to[0] = {dl[i][row][0], dl[i][row][1], dl[i][row][2], dl[i][row][3]};
-      to[1] = {dl[i][row][4], dl[i][row][5], dl[i][row][6], dl[i][row][7]};
-    }
+#pragma unroll 1
+  for (int unit = 0; unit < Place<kD>::kUnits; ++unit) finish_gates(a, w, unit, into, out, through);
   float dv[kD / 16][4];
   clear(dv);
   for (int ib = w.rb; ib < 4; ++ib) {
@@ -723,7 +711,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
     a_rows(f, x.k, 16 * w.rb, k);
     mma_state_columns(dv, f, x.dstate, k, kD / 2 * w.half);
   }
-  put_through(x.far[0], 16 * w.rb, kD / 2 * w.half, dv, a.g.dv + packed, a.p.heads * kD, w.valid);
+  put_through(x.far[0], 16 * w.rb, kD / 2 * w.half, dv, a.g.dv + w.packed(a), a.p.heads * kD, w.valid);
 }
 
 // ------------------------------------------------------------------------------------------------------------ host
