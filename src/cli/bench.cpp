@@ -111,6 +111,7 @@ void register_bench(CLI::App& app) {
   add_decode(*command);
   register_bench_elementwise(*command);
   register_bench_train(*command);
+  register_bench_mixers(*command);
 }
 
 }  // namespace fox::cli

@@ -14,5 +14,6 @@ void register_report(CLI::App& app);
 void register_bench(CLI::App& app);
 void register_bench_elementwise(CLI::App& bench);  // a subcommand of bench, as those below
 void register_bench_train(CLI::App& bench);
+void register_bench_mixers(CLI::App& bench);
 
 }  // namespace fox::cli
