@@ -17,11 +17,12 @@ macro(fox_cuda_backend)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3")
   find_package(CUDAToolkit REQUIRED)
 
-  # WGMMA exists on Hopper alone (90a); everything else runs on SM80 and later, the newest from the PTX of SM90.
+  # WGMMA and the copy engine exist from Hopper on and are built for it (90a); everything else runs on SM80 and later,
+  # the newest from the PTX of SM90.
   file(GLOB _kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cuda/*.cu)
   set(_hopper ${_kernels})
-  list(FILTER _hopper INCLUDE REGEX "_sm90_[^/]*$")
-  list(FILTER _kernels EXCLUDE REGEX "_sm90_[^/]*$")
+  list(FILTER _hopper INCLUDE REGEX "(_sm90|/delta_net)[^/]*$")  # the latter: copy engine
+  list(FILTER _kernels EXCLUDE REGEX "(_sm90|/delta_net)[^/]*$")
   add_library(room_kernels_cuda OBJECT ${_kernels})
   set_target_properties(room_kernels_cuda PROPERTIES CUDA_ARCHITECTURES "80-real;90")
   add_library(room_kernels_cuda_sm90 OBJECT ${_hopper})

@@ -31,9 +31,12 @@ struct ForgettingAttnResult {
 ///
 /// q_BTHD (B, Tq, H, D); k_BTHD, v_BTHD (B, Tk, Hk, D), H a multiple of Hk; log_f_BTH (B, Tk, H), float32 (float64 for
 /// float64 inputs), <= 0, one gate per *query* head, or nothing for plain attention. float32, float64; bfloat16 and
-/// float16 inputs are computed in float32. Any strides. Differentiable in q, k, v and log_f (once).
-/// log_f = -inf is a hard reset and passes back 0.
-/// Throws fox::Error on shapes, dtypes or devices outside this, and on log_f above 0 or NaN.
+/// float16 inputs are computed in float32. On CUDA bfloat16 and float16 by tensor cores (compute capability 9.0: the
+/// fast kernels, 8.0 and later: their plain ones) and float32, slowly; not float64. Any strides. Differentiable in q,
+/// k, v and log_f (once). log_f = -inf is a hard reset and passes back 0. Throws fox::Error on shapes, dtypes or
+/// devices outside this, and on log_f above 0 or NaN. On CUDA, where nobody waits for the kernels, such a gate makes
+/// its head's rows NaN from there on and the *next* call throws, naming the gate's place; with FOX_SYNCHRONOUS=1 in the
+/// environment the call itself does.
 ForgettingAttnResult forgetting_attn(const at::Tensor& q_BTHD, const at::Tensor& k_BTHD, const at::Tensor& v_BTHD,
                                      const std::optional<at::Tensor>& log_f_BTH,
                                      const ForgettingAttnOptions& options = {});

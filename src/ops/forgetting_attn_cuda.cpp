@@ -1,10 +1,13 @@
 // The CUDA side of forgetting attention: see the contract in forgetting_attn.cpp.
+#include <c10/util/Exception.h>
+
 #include <cmath>
 
 #include "kernels/cuda/forgetting_attn.h"
 #include "ops/cuda_common.h"
 #include "ops/forgetting_attn.h"
 #include "ops/forgetting_attn_schema.h"
+#include "ops/gate_report_cuda.h"
 
 namespace fox::ops {
 namespace {
@@ -26,6 +29,18 @@ FoxGates gates(const at::Tensor& t) {
   return {const_cast<float*>(t.const_data_ptr<float>()), t.stride(0), t.stride(1), t.stride(2)};
 }
 
+FoxDtype kernel_dtype(at::ScalarType type) {
+  if (type == at::kBFloat16) return kFoxBfloat16;
+  if (type == at::kHalf) return kFoxFloat16;
+  if (type == at::kFloat) {
+    TORCH_WARN_ONCE(
+        "fox: attention in float32 runs on the CUDA cores, many times slower than bfloat16 on the tensor cores");
+    return kFoxFloat32;
+  }
+  throw Error(fmt::format("forgetting_attn: q is {} on a CUDA device", c10::toString(type)),
+              "supported there: bfloat16, float16, float32; float64 runs on the CPU");
+}
+
 /// max |q·k * scale| per query head by Cauchy and Schwarz.
 at::Tensor measured_bound(const at::Tensor& q, const at::Tensor& k, double scale) {
   const auto largest_norm = [](const at::Tensor& t) {
@@ -38,17 +53,15 @@ at::Tensor measured_bound(const at::Tensor& q, const at::Tensor& k, double scale
 /// The kernels' view of a call; keeps what it points to alive.
 struct Call {
   at::Tensor q, k, v, seq_start, cu_seqlens, logit_bound, workspace;
+  GateReport report;
   ForgettingAttnParams params{};
 
   Call(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const OptionalTensor& log_f,
        const ForgettingAttnOptions& options)
-      : q(aligned(q_in)), k(aligned(k_in)), v(aligned(v_in)) {
-    if (q.scalar_type() != at::kBFloat16 && q.scalar_type() != at::kHalf) {
-      throw Error(fmt::format("forgetting_attn: q is {} on a CUDA device", c10::toString(q.scalar_type())),
-                  "CUDA kernels take bfloat16 and float16; float32 and float64 run on the CPU");
-    }
+      : q(aligned(q_in)), k(aligned(k_in)), v(aligned(v_in)), report(q.device()) {
     auto& p = params;
-    p.dtype = q.scalar_type() == at::kHalf ? kFoxFloat16 : kFoxBfloat16;
+    p.dtype = kernel_dtype(q.scalar_type());
+    p.bad_gate = report.word();
     p.batch = static_cast<int32_t>(q.size(0));
     p.query_len = static_cast<int32_t>(q.size(1));
     p.key_len = static_cast<int32_t>(k.size(1));
@@ -86,6 +99,7 @@ struct Call {
     params.workspace = workspace.mutable_data_ptr();
     params.workspace_bytes = static_cast<size_t>(workspace.numel());
     if (entry(&params, stream_of(q)) != 0) throw Error(fmt::format("{}: {}", op, fox_kernels_last_error()));
+    report.finish(stream_of(q));
   }
 };
 
@@ -100,7 +114,7 @@ Result forward_cuda(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   if (q.numel() == 0) return {o, lse};
   Call call(q, k, v, log_f, {scale, window, seq_start, cu_seqlens, log_pruning_tolerance, logit_bound, deterministic});
   call.params.o = view(o);
-  call.params.lse = lse.mutable_data_ptr<float>();
+  call.params.lse = lse.mutable_data_ptr();
   call.run("forgetting_attn", fox_forgetting_attn_forward_workspace, fox_forgetting_attn_forward);
   return {o, lse};
 }
@@ -122,7 +136,7 @@ Gradients backward_cuda(const at::Tensor& grad_o, const at::Tensor& q, const at:
   const auto out = aligned(o), d_o = aligned(grad_o), log_sum = lse.contiguous();
   auto& p = call.params;
   p.o = view(out), p.d_o = view(d_o);
-  p.lse = const_cast<float*>(log_sum.const_data_ptr<float>());
+  p.lse = const_cast<void*>(log_sum.const_data_ptr());
   p.d_q = view(dq), p.d_k = view(dk), p.d_v = view(dv);
   if (log_f) p.d_log_f = gates(d_log_f);
   call.run("forgetting_attn_backward", fox_forgetting_attn_backward_workspace, fox_forgetting_attn_backward);

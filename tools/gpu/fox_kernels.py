@@ -24,7 +24,8 @@ class Params(ctypes.Structure):
     _fields_ += [("scale", ctypes.c_float), ("window", ctypes.c_int32), ("seq_start", ctypes.c_void_p),
                  ("cu_seqlens", ctypes.c_void_p), ("num_documents", ctypes.c_int32), ("pruned", ctypes.c_int32),
                  ("log_tolerance", ctypes.c_float), ("logit_bound", ctypes.c_void_p),
-                 ("deterministic", ctypes.c_int32), ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t)]
+                 ("deterministic", ctypes.c_int32), ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t),
+                 ("use_sm80_kernels", ctypes.c_int32), ("bad_gate", ctypes.c_void_p)]
 
 
 def load(path=os.environ.get("FOX_KERNELS") or os.path.join(ROOT, "build-cuda", "libfox_kernels.so")):
@@ -50,13 +51,15 @@ class Forward:
     """One prepared call: all memory is allocated here, `run` only launches."""
 
     def __init__(self, lib, q, k, v, log_f=None, scale=None, window=0, seq_start=None, cu_seqlens=None,
-                 log_tolerance=None, logit_bound=None, poison=True):
+                 log_tolerance=None, logit_bound=None, poison=True, sm80=False):
         B, Tq, H, D = q.shape
         self.lib, self.keep = lib, (q, k, v, log_f, seq_start, cu_seqlens, logit_bound)
         self.o = torch.full((B, Tq, H, D), float("nan") if poison else 0.0, dtype=q.dtype, device=q.device)
-        self.lse = torch.full((B, H, Tq), float("nan"), device=q.device)
+        self.lse = torch.full((B, H, Tq), float("nan"), device=q.device,
+                              dtype=torch.float64 if q.dtype == torch.float32 else torch.float32)
+        self.bad_gate = torch.zeros(1, dtype=torch.int64, device=q.device)
         p = self.params = Params()
-        p.dtype = {torch.bfloat16: 0, torch.float16: 1}.get(q.dtype, 2)
+        p.dtype = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}[q.dtype]
         p.batch, p.query_len, p.key_len, p.query_heads, p.kv_heads, p.head_dim = B, Tq, k.shape[1], H, k.shape[2], D
         p.q, p.k, p.v, p.o, p.log_f = tensor(q), tensor(k), tensor(v), tensor(self.o), tensor(log_f)
         p.lse, p.scale, p.window = self.lse.data_ptr(), scale or D ** -0.5, window
@@ -68,6 +71,7 @@ class Forward:
             p.pruned, p.log_tolerance = 1, log_tolerance
         if logit_bound is not None:
             p.logit_bound = logit_bound.data_ptr()
+        p.use_sm80_kernels, p.bad_gate = int(sm80), self.bad_gate.data_ptr()
         size = lib.fox_forgetting_attn_forward_workspace(ctypes.byref(p))
         self.workspace = torch.full((max(size, 1),), 255, dtype=torch.uint8, device=q.device)
         p.workspace, p.workspace_bytes = self.workspace.data_ptr(), size

@@ -13,7 +13,7 @@
 
 extern "C" {
 
-enum FoxDtype : int32_t { kFoxBfloat16 = 0, kFoxFloat16 = 1 };
+enum FoxDtype : int32_t { kFoxBfloat16 = 0, kFoxFloat16 = 1, kFoxFloat32 = 2 };
 
 /// A (batch, time, head, head_dim) tensor. Strides count elements; the last dimension is contiguous. `data` and the
 /// strides (times the size of an element) must be multiples of 16 bytes; strides of dimensions of size 1 are ignored.
@@ -33,7 +33,8 @@ struct ForgettingAttnParams {
   int32_t batch, query_len, key_len, query_heads, kv_heads, head_dim;
   FoxTensor q, k, v;          ///< q: query_len, query_heads; k, v: key_len, kv_heads (a divisor of query_heads)
   FoxTensor o;                ///< written by forward, read by backward
-  float* lse;                 ///< (batch, query_heads, query_len), packed: natural log-sum-exp of each row
+  void* lse;                  ///< (batch, query_heads, query_len), packed: natural log-sum-exp of each row, float32,
+                              ///< or float64 if dtype is kFoxFloat32
   FoxGates log_f;             ///< key_len, query_heads: one gate per query head, <= 0; data = NULL: plain attention
   FoxTensor d_o;              ///< backward: gradient of o
   FoxTensor d_q, d_k, d_v;    ///< backward: written
@@ -50,6 +51,11 @@ struct ForgettingAttnParams {
   int32_t deterministic;     ///< backward: sums in a fixed order
   void* workspace;           ///< as many bytes as the functions below say, 256-byte aligned
   size_t workspace_bytes;
+  int32_t use_sm80_kernels;  ///< 1: those for SM80 also on a GPU that has faster ones, to test or compare them
+  /// A word that the device can write: where some log_f[batch, time, head] is above 0 or NaN it becomes
+  /// 1 << 63 | batch << 48 | head << 32 | time (15, 16 and 32 bits), else it is left alone. The row's outputs from
+  /// there on are NaN, those of up to 127 rows before may be. NULL: not wanted
+  uint64_t* bad_gate;
 };
 
 /// Bytes of workspace that a forward or backward call with these params needs; its contents need not survive between

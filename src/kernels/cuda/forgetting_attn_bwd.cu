@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/forgetting_attn_bwd.h"
+#include "kernels/cuda/forgetting_attn_sm80.h"
 #include "kernels/cuda/tensor_map.h"
 
 namespace fox::cuda {
@@ -23,9 +24,10 @@ const char* check_backward(const ForgettingAttnParams& p) {
   if (const char* wrong = check_params(p)) return wrong;
   if (!p.d_o.data || !p.d_q.data || !p.d_k.data || !p.d_v.data) return "d_o, d_q, d_k and d_v must be given";
   const FoxTensor* tensors[] = {&p.d_o, &p.d_q, &p.d_k, &p.d_v};
+  const int64_t vector = p.dtype == kFoxFloat32 ? 4 : 8;  // elements in 16 bytes
   for (const FoxTensor* x : tensors)
-    if (reinterpret_cast<uintptr_t>(x->data) % 16 != 0 || (p.batch > 1 && x->stride_b % 8 != 0) ||
-        x->stride_t % 8 != 0 || x->stride_h % 8 != 0)
+    if (reinterpret_cast<uintptr_t>(x->data) % 16 != 0 || (p.batch > 1 && x->stride_b % vector != 0) ||
+        x->stride_t % vector != 0 || x->stride_h % vector != 0)
       return "d_o, d_q, d_k and d_v must start at and have strides of multiples of 16 bytes";
   return nullptr;
 }
@@ -34,13 +36,14 @@ const char* check_backward(const ForgettingAttnParams& p) {
 size_t layout_backward(const ForgettingAttnParams& p, BackwardArgs* a) {
   *a = {};
   a->o = p.o, a->d_o = p.d_o, a->d_q = p.d_q, a->d_k = p.d_k, a->d_v = p.d_v;
-  a->log_f = p.log_f, a->d_log_f = p.d_log_f, a->lse = p.lse;
+  a->log_f = p.log_f, a->d_log_f = p.d_log_f, a->lse = static_cast<const float*>(p.lse);
   a->seq_start = p.seq_start, a->cu_seqlens = p.cu_seqlens, a->num_documents = p.num_documents;
   a->batch = p.batch, a->heads = p.query_heads, a->kv_heads = p.kv_heads, a->group = p.query_heads / p.kv_heads;
   a->query_len = p.query_len, a->key_len = p.key_len, a->head_dim = p.head_dim, a->window = p.window;
   a->offset = p.key_len - p.query_len;
   a->padded_rows = (p.query_len + kRowTile - 1) / kRowTile * kRowTile;
   a->deterministic = p.deterministic;
+  a->residual_rows = 8;
   a->scale = p.scale, a->sigma = static_cast<float>(p.scale * kLog2e);
 
   const int dim = padded_head_dim(p.head_dim), tile_rows = backward_tile_rows(dim);
@@ -54,7 +57,7 @@ size_t layout_backward(const ForgettingAttnParams& p, BackwardArgs* a) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(static_cast<char*>(p.workspace) + used);
     used += (count * sizeof(*pointer) + 255) / 256 * 256;
   };
-  take(a->row_bias, tiles * (tile_rows + kRowTableTail));
+  take(a->row_bias, tiles * row_table_floats(bias_by_mma(p.log_f.data != nullptr, dim), tile_rows));
   take(a->delta, rows);
   take(a->dq_sum, rows * dim);
   take(a->row_residual, rows / 8);
@@ -96,13 +99,17 @@ cudaError_t launch_for_head_size(const BackwardArgs& a, int dim, cudaStream_t st
 
 extern "C" size_t fox_forgetting_attn_backward_workspace(const ForgettingAttnParams* params) {
   using namespace fox::cuda;
+  if (check_backward(*params)) return 0;
+  Sm80Args portable;
+  if (runs_on_sm80_kernels(*params)) return layout_sm80(*params, true, &portable);
   BackwardArgs args;
-  return check_backward(*params) ? 0 : layout_backward(*params, &args);
+  return layout_backward(*params, &args);
 }
 
 extern "C" int fox_forgetting_attn_backward(const ForgettingAttnParams* params, cudaStream_t stream) {
   using namespace fox::cuda;
   if (const char* wrong = check_backward(*params)) return fail(wrong);
+  if (runs_on_sm80_kernels(*params)) return backward_sm80(*params, stream);
   BackwardArgs args;
   const size_t needed = layout_backward(*params, &args);
   if (!params->workspace || params->workspace_bytes < needed) return fail("the workspace is too small");

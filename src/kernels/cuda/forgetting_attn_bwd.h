@@ -10,8 +10,16 @@ namespace fox::cuda {
 
 /// Tables of per-row values are padded to whole tiles of this many rows.
 constexpr int kRowTile = 128;
-/// Floats behind the row biases of each tile: their reference as hi + lo, and padding to 16 bytes.
-constexpr int kRowTableTail = 4;
+/// How the gates reach the scores. Up to D = 64 a thread adds u_i + b_j. Above, where the tensor cores have more to do
+/// in a tile anyway, they come in as one more k16 step of K Q^T: row i of the side of Q is (1, 1, 1, hi, mid, lo, 0, 0)
+/// in bf16 with hi + mid + lo = u_i / σ, row j of the side of K (hi, mid, lo, 1, 1, 1, 0, 0) of b_j / σ.
+__host__ __device__ constexpr bool bias_by_mma(bool gate, int head_dim) { return gate && head_dim > 64; }
+/// Floats of a tile's row biases, u_i or such rows; behind them cref_m·log2e as hi + lo and 8 bytes of padding.
+__host__ __device__ constexpr int row_table_floats(bool by_mma, int tile_rows) {
+  return (by_mma ? tile_rows * 4 : tile_rows) + 4;
+}
+/// Stands for -inf there, where inf - inf must not arise.
+constexpr float kNoWeight = -1e30f;
 
 /// Arguments of all backward kernels.
 struct BackwardArgs {
@@ -29,10 +37,11 @@ struct BackwardArgs {
   int32_t deterministic;
   float scale, sigma;  // sigma = scale·log2e
   // Workspace, each by (batch, head) first:
-  float* row_bias;      // per tile of rows: u_i, then cref_m·log2e as hi + lo
-  float* delta;         // (padded_rows): Σ_d o dO
-  float* dq_sum;        // (padded_rows × kHeadDim), each tile in the order of the accumulators
-  float* row_residual;  // (padded_rows / 8): Σ_j dS_ij over 8 queries
+  float* row_bias;  // per tile of rows: row_table_floats()
+  float* delta;     // (padded_rows): Σ_d o dO
+  float* dq_sum;    // (padded_rows × kHeadDim), each tile in the order of the accumulators
+  int32_t residual_rows;
+  float* row_residual;  // (padded_rows / residual_rows): Σ_j dS_ij over so many queries (8, or 1 from the SM80 kernels)
   float* column_sum;    // (key_len): Σ_i dS_ij
   int* dq_turn;         // per tile: key blocks added so far; NULL unless deterministic
 };
@@ -50,5 +59,8 @@ cudaError_t launch_backward(const BackwardArgs& a, cudaStream_t stream);  // for
 cudaError_t launch_backward_preprocess(const BackwardArgs& a, int dtype, int tile_rows, int padded_dim,
                                        cudaStream_t stream);
 cudaError_t launch_backward_postprocess(const BackwardArgs& a, int dtype, int padded_dim, cudaStream_t stream);
+/// The second half of that alone, from sums that may be float64: `rows` as row_residual, `columns` as column_sum.
+template <typename Sum>
+cudaError_t launch_gate_gradient(const BackwardArgs& a, const Sum* rows, const Sum* columns, cudaStream_t stream);
 
 }  // namespace fox::cuda

@@ -5,6 +5,7 @@
 // consumer thread does with the scores of its keys: masks, biases, P, dS and its sums.
 
 #include <climits>
+#include <type_traits>
 
 #include "kernels/cuda/forgetting_attn_bwd.h"
 #include "kernels/cuda/ptx.cuh"
@@ -13,10 +14,16 @@
 namespace fox::cuda {
 
 constexpr int kBackwardThreads = 384;
-constexpr float kPreciseRange = 2048.f;  // in log2 units: half an ulp is 1e-4, well under the rounding of P
+constexpr float kPreciseRange = 512.f;  // in log2 units: an ulp is 6e-5, well under the rounding of P
 
 // Hardware barriers between roles.
-enum BackwardBarrier { kBarrierDs = 1, kBarrierDqEmpty = 2, kBarrierDqFull = 4, kBarrierConsumers = 6 };
+enum BackwardBarrier {
+  kBarrierDs = 1,
+  kBarrierDqEmpty = 2,
+  kBarrierDqFull = 4,
+  kBarrierConsumers = 6,
+  kBarrierGroup = 7
+};
 
 /// What one CTA works on: a block of keys of one batch row and KV head, and the query tiles that may see it.
 struct BackwardWork {
@@ -28,13 +35,15 @@ struct BackwardWork {
 
 template <int kM, int kN>
 __device__ BackwardWork backward_work(const BackwardArgs& a) {
-  // Sections of heads whose Q, dO and dQ fit the L2 together; in each the longest blocks first. In deterministic mode
-  // tiles of dQ receive their blocks from the diagonal down, so the CTAs must start in that order.
+  // Sections of heads whose Q, dO and dQ fit the L2 together; in each the longest blocks first, and when pruning the
+  // heads that keep most. In deterministic mode tiles of dQ receive their blocks from the diagonal down, so the CTAs
+  // must start in that order.
   const int blocks = (a.key_len + kN - 1) / kN, heads = a.batch * a.kv_heads;
   const int section = blockIdx.x / (a.section_heads * blocks);
   const int rest = blockIdx.x - section * a.section_heads * blocks;
   const int size = min(a.section_heads, heads - section * a.section_heads);
-  const int head = section * a.section_heads + rest % size;
+  const int place = section * a.section_heads + rest % size;
+  const int head = a.prefix.head_order != nullptr && a.group == 1 ? a.prefix.head_order[place] : place;
   BackwardWork w;
   w.n = a.deterministic ? blocks - 1 - rest / size : rest / size;
   w.batch = head / a.kv_heads;
@@ -105,7 +114,7 @@ __device__ __forceinline__ void backward_load(const BackwardArgs& a, const Backw
                                               typename Tile::Shared& smem) {
   constexpr int kM = Tile::kM, kN = Tile::kN;
   constexpr uint32_t kKeyBytes = Tile::kPanels * kN * 128, kQueryBytes = Tile::kPanels * kM * 128;
-  constexpr uint32_t kBiasBytes = (kM + kRowTableTail) * 4, kDeltaBytes = kM * 4;
+  constexpr uint32_t kBiasBytes = Tile::kRowTable * 4, kDeltaBytes = kM * 4;
   ptx::mbarrier_arrive_expect_tx(&smem.k_full, kKeyBytes);
   load_panels<Tile>(smem.k, &a.map_k, &smem.k_full, kN, w.n * kN, w.kv_head, w.batch);
   bool is_first = true;
@@ -118,8 +127,7 @@ __device__ __forceinline__ void backward_load(const BackwardArgs& a, const Backw
       ptx::mbarrier_wait(&smem.q_empty[q.slot], q.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(&smem.q_full[q.slot], kQueryBytes + kBiasBytes);
       load_panels<Tile>(smem.q[q.slot], &a.map_q, &smem.q_full[q.slot], kM, m * kM, head, w.batch);
-      ptx::bulk_load(smem.row_bias[q.slot], a.row_bias + row / kM * (kM + kRowTableTail), kBiasBytes,
-                     &smem.q_full[q.slot]);
+      ptx::bulk_load(smem.row_bias[q.slot], a.row_bias + row / kM * Tile::kRowTable, kBiasBytes, &smem.q_full[q.slot]);
       q.advance();
       if (is_first) {
         ptx::mbarrier_arrive_expect_tx(&smem.v_full, kKeyBytes);
@@ -208,12 +216,20 @@ __device__ __forceinline__ float2 unpack2<__half>(uint32_t pair) {
   return __half22float2(*reinterpret_cast<__half2*>(&pair));
 }
 
-/// What a thread needs to know of its two keys (rows r and r + 8 of the warp's 16).
+/// What a thread needs to know of its two keys (rows r and r + 8 of the warp's 16) and their block.
 struct KeyBias {
-  float b0, b1;      // (cref_n - c_j)·log2e; -inf for keys that are padding
+  float b0, b1;      // (cref_n - c_j)·log2e, -inf for keys that are padding, unless the tensor cores add it
   float2 reference;  // cref_n·log2e as hi + lo
   float range;       // fall of c·log2e over the block
 };
+
+/// The side of K of the bias, see bias_by_mma(), 64 rows a warpgroup, and zeros: for the half of the k16 step that
+/// is not used, and in the place of all of it where exponents are made in float64.
+template <int kRows>
+struct alignas(128) KeyBiasRows {
+  uint4 row[kRows], zeros[64];
+};
+struct NoKeyBiasRows {};
 
 /// What a masked tile compares with: column x of the tile sees a key of this thread if x >= first, and if the key is
 /// not before the row's lower bound.
@@ -224,23 +240,26 @@ struct TileMask {
   int key0;
 };
 
-enum class Exponents { kPlain, kGated, kReady };
+enum class Exponents { kPlain, kAdded, kByMma, kReady };
 
-/// P of columns 8 kFrom .. 8 kTo - 1, packed to 16-bit pairs: ex2(σ s + u + b), without b for kPlain; ex2(s) for
-/// kReady.
+/// P of columns 8 kFrom .. 8 kTo - 1, packed to 16-bit pairs: ex2(σ s + u) for kPlain, ex2(σ s + u + b) for kAdded,
+/// ex2(σ s + b) for kByMma, whose scores have their biases (b is what all of them share), ex2(s) for kReady.
 template <typename T, Exponents kKind, bool kMasked, int kFrom, int kTo, int kCount>
 __device__ __forceinline__ void probabilities(const float (&s)[kCount], uint32_t (&p)[kCount / 2], const float* u,
                                               float b0, float b1, float sigma, const TileMask& mask) {
 #pragma unroll
   for (int g = kFrom; g < kTo; ++g) {
     float t[4] = {s[4 * g], s[4 * g + 1], s[4 * g + 2], s[4 * g + 3]};
-    if constexpr (kKind != Exponents::kReady) {
+    if constexpr (kKind == Exponents::kPlain || kKind == Exponents::kAdded) {
       const float2 row = *reinterpret_cast<const float2*>(u + 8 * g);
-      constexpr bool kGated = kKind == Exponents::kGated;
-      t[0] = fmaf(t[0], sigma, kGated ? row.x + b0 : row.x);
-      t[1] = fmaf(t[1], sigma, kGated ? row.y + b0 : row.y);
-      t[2] = fmaf(t[2], sigma, kGated ? row.x + b1 : row.x);
-      t[3] = fmaf(t[3], sigma, kGated ? row.y + b1 : row.y);
+      constexpr bool kAdded = kKind == Exponents::kAdded;
+      t[0] = fmaf(t[0], sigma, kAdded ? row.x + b0 : row.x);
+      t[1] = fmaf(t[1], sigma, kAdded ? row.y + b0 : row.y);
+      t[2] = fmaf(t[2], sigma, kAdded ? row.x + b1 : row.x);
+      t[3] = fmaf(t[3], sigma, kAdded ? row.y + b1 : row.y);
+    } else if constexpr (kKind == Exponents::kByMma) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) t[e] = fmaf(t[e], sigma, b0);
     }
     if constexpr (kMasked) {
 #pragma unroll
@@ -355,6 +374,7 @@ struct BackwardScores {
     return table + column0 + 2 * (lane % 4);
   }
 
+  /// The bias of this warpgroup's keys for one head; no product may still read the last head's.
   __device__ __forceinline__ void load_key_bias(int head) {
     if constexpr (kGate) {
       const int first = max(w.n * kN, w.key_low), last = min(w.n * kN + kN, a.key_len) - 1;
@@ -362,9 +382,35 @@ struct BackwardScores {
       const double reference = prefix(last);
       key.reference = {static_cast<float>(reference), static_cast<float>(reference - static_cast<float>(reference))};
       key.range = static_cast<float>(prefix(min(first, last)) - reference);
-      const auto is_valid = [&](int j) { return j >= w.key_low && j < a.key_len; };
-      key.b0 = is_valid(key0) ? static_cast<float>(reference - prefix(key0)) : -INFINITY;
-      key.b1 = is_valid(key0 + 8) ? static_cast<float>(reference - prefix(key0 + 8)) : -INFINITY;
+      const auto bias = [&](int j, float none) {
+        return j >= w.key_low && j < a.key_len ? static_cast<float>(reference - prefix(j)) : none;
+      };
+      if constexpr (Tile::kBiasByMma) {
+        const int thread = threadIdx.x % 128, row = (Tile::kSharedKeys ? 0 : wg * 64) + thread;
+        if (thread < 64) {
+          const ptx::Bf16Triple part = ptx::split_bf16(bias(w.n * kN + row, kNoWeight) / a.sigma);
+          smem.key_bias.row[row] = {part.high | part.middle << 16, part.low | ptx::kBf16One << 16,
+                                    ptx::kBf16One | ptx::kBf16One << 16, 0};
+          smem.key_bias.zeros[thread] = uint4{0, 0, 0, 0};
+        }
+        ptx::fence_proxy_async();
+        ptx::named_barrier_sync(kBarrierGroup + wg, 128);
+      } else {
+        key.b0 = bias(key0, -INFINITY);
+        key.b1 = bias(key0 + 8, -INFINITY);
+      }
+    }
+  }
+
+  /// If the tensor cores add the biases: s = (u_i + b_j) / σ of the tile whose Q is in stage q, or 0. The scores come
+  /// next.
+  __device__ __forceinline__ void issue_bias(float (&s)[kScores], bool is_zero) {
+    if constexpr (Tile::kBiasByMma) {
+      const uint32_t zeros = ptx::smem_u32(smem.key_bias.zeros);
+      const uint32_t keys = is_zero ? zeros : ptx::smem_u32(smem.key_bias.row + (Tile::kSharedKeys ? 0 : wg * 64));
+      const uint32_t rows = ptx::smem_u32(smem.row_bias[q.slot]) + column0 * 16;
+      ptx::Wgmma<__nv_bfloat16, 2 * kScores>::template ss<>(s, ptx::descriptor_narrow(keys, zeros - keys),
+                                                            ptx::descriptor_narrow(rows, 0), false);
     }
   }
 
@@ -400,7 +446,11 @@ struct BackwardScores {
             a.query_len - row0(m), key0};
   }
 
-  /// Rare: c falls so far inside the diagonal block that u_i + b_j would cancel. Turns s into the exponents.
+  /// Rare: c falls so far inside the diagonal block that u_i + b_j would cancel.
+  __device__ __forceinline__ bool is_steep(int m) const {
+    return kGate && on_diagonal(m) && (key.range > kPreciseRange || fabsf(tile_shift()) > kPreciseRange);
+  }
+  /// Turns the scores of such a tile, without bias, into the exponents.
   __device__ __forceinline__ void precise_exponents(float (&s)[kScores], int m, int head) const {
     const GatePrefix prefix(a, w.batch, head);
     const float* lse = a.lse + (int64_t{w.batch} * a.heads + head) * a.query_len;
@@ -421,15 +471,25 @@ struct BackwardScores {
   /// (cref_m - cref_n)·log2e of the tile whose Q is in stage q.
   __device__ __forceinline__ float tile_shift() const {
     if constexpr (!kGate) return 0.f;
-    return pair_difference(*reinterpret_cast<const float2*>(&smem.row_bias[q.slot][kM]), key.reference);
+    return pair_difference(*reinterpret_cast<const float2*>(&smem.row_bias[q.slot][Tile::kRowTable - 4]),
+                           key.reference);
+  }
+
+  static constexpr Exponents kExponents = Tile::kBiasByMma ? Exponents::kByMma
+                                          : kGate          ? Exponents::kAdded
+                                                           : Exponents::kPlain;
+  __device__ __forceinline__ float bias0(float shift) const {
+    return kExponents == Exponents::kAdded ? key.b0 + shift : shift;
+  }
+  __device__ __forceinline__ float bias1(float shift) const {
+    return kExponents == Exponents::kAdded ? key.b1 + shift : shift;
   }
 
   /// P of part of a tile that needs no mask.
   template <int kFrom, int kTo>
   __device__ __forceinline__ void make_p(const float (&s)[kScores], uint32_t (&p)[kScores / 2], float shift) {
-    const float* u = row_values(smem.row_bias[q.slot]);
-    probabilities<T, kGate ? Exponents::kGated : Exponents::kPlain, false, kFrom, kTo>(
-        s, p, u, key.b0 + shift, key.b1 + shift, a.sigma, TileMask{});
+    probabilities<T, kExponents, false, kFrom, kTo>(s, p, row_values(smem.row_bias[q.slot]), bias0(shift), bias1(shift),
+                                                    a.sigma, TileMask{});
   }
 
   /// P of all of tile m, which may need a mask.
@@ -438,12 +498,11 @@ struct BackwardScores {
     const float* u = row_values(smem.row_bias[q.slot]);
     if (!is_masked(m)) {
       make_p<0, kScores / 4>(s, p, shift);
-    } else if (kGate && on_diagonal(m) && (key.range > kPreciseRange || fabsf(shift) > kPreciseRange)) {
+    } else if (is_steep(m)) {
       precise_exponents(s, m, head);
       probabilities<T, Exponents::kReady, true, 0, kScores / 4>(s, p, u, 0.f, 0.f, 0.f, tile_mask(m));
     } else {
-      probabilities<T, kGate ? Exponents::kGated : Exponents::kPlain, true, 0, kScores / 4>(
-          s, p, u, key.b0 + shift, key.b1 + shift, a.sigma, tile_mask(m));
+      probabilities<T, kExponents, true, 0, kScores / 4>(s, p, u, bias0(shift), bias1(shift), a.sigma, tile_mask(m));
     }
   }
 

@@ -43,8 +43,10 @@ __global__ void __launch_bounds__(kPreThreads)
   const T* o = static_cast<const T*>(a.o.data) + b * a.o.stride_b + h * a.o.stride_h;
   const T* d_o = static_cast<const T*>(a.d_o.data) + b * a.d_o.stride_b + h * a.d_o.stride_h;
   const int first = min(tile * tile_rows, a.query_len - 1);
-  const double reference = a.prefix.r ? log2_prefix(a, head_row, first + a.offset) : 0.;
-  float* bias = a.row_bias + row0 / tile_rows * (tile_rows + kRowTableTail);
+  const double reference = a.prefix.r != nullptr ? log2_prefix(a, head_row, first + a.offset) : 0.;
+  const bool gate = a.prefix.r != nullptr;
+  const bool by_mma = bias_by_mma(gate, padded_dim);
+  float* bias = a.row_bias + row0 / tile_rows * row_table_floats(by_mma, tile_rows);
 
   const int lane = threadIdx.x % kLanes;
   for (int x = threadIdx.x / kLanes; x < tile_rows; x += kPreThreads / kLanes) {
@@ -61,12 +63,19 @@ __global__ void __launch_bounds__(kPreThreads)
     const bool sees_keys = lse != -INFINITY;
     a.delta[row0 + x] = sees_keys ? delta : 0.f;
     float u = sees_keys ? -lse * float(kLog2e) : -INFINITY;
-    if (a.prefix.r && sees_keys) u += static_cast<float>(log2_prefix(a, head_row, i + a.offset) - reference);
-    bias[x] = u;
+    if (gate && sees_keys) u += static_cast<float>(log2_prefix(a, head_row, i + a.offset) - reference);
+    if (by_mma) {
+      const ptx::Bf16Triple part = ptx::split_bf16(sees_keys ? u / a.sigma : kNoWeight);
+      reinterpret_cast<uint4*>(bias)[x] = {ptx::kBf16One | ptx::kBf16One << 16, ptx::kBf16One | part.high << 16,
+                                           part.middle | part.low << 16, 0};
+    } else {
+      bias[x] = u;
+    }
   }
   if (threadIdx.x == 0) {
     const float high = static_cast<float>(reference);
-    *reinterpret_cast<float2*>(bias + tile_rows) = {high, static_cast<float>(reference - high)};
+    *reinterpret_cast<float2*>(bias + (by_mma ? tile_rows * 4 : tile_rows)) = {high,
+                                                                               static_cast<float>(reference - high)};
     if (a.dq_turn != nullptr) a.dq_turn[row0 / tile_rows] = 0;
   }
   if (threadIdx.x < tile_rows / 8) a.row_residual[row0 / 8 + threadIdx.x] = 0.f;
@@ -105,13 +114,16 @@ __global__ void __launch_bounds__(kPreThreads)
 }
 
 /// dlog_f of one (batch, head): a suffix sum in float64 over rows minus columns, from the last position down.
-__global__ void __launch_bounds__(kScanThreads) gate_gradient_kernel(const __grid_constant__ BackwardArgs a) {
+template <typename Sum>
+__global__ void __launch_bounds__(kScanThreads)
+    gate_gradient_kernel(const __grid_constant__ BackwardArgs a, const Sum* rows, const Sum* columns) {
   __shared__ double warp_sum[kScanThreads / 32];
   const int b = blockIdx.x / a.heads, h = blockIdx.x % a.heads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t head_row = blockIdx.x;
   const int low = a.seq_start != nullptr ? static_cast<int>(a.seq_start[b]) : 0;
-  const float* residual = a.row_residual + head_row * (a.padded_rows / 8);
-  const float* column = a.column_sum + head_row * a.key_len;
+  const Sum* residual = rows + head_row * (a.padded_rows / a.residual_rows);
+  const int shared_rows = a.residual_rows;
+  const Sum* column = columns + head_row * a.key_len;
   const float* log_f = a.log_f.data + b * a.log_f.stride_b + h * a.log_f.stride_h;
   float* out = a.d_log_f.data + b * a.d_log_f.stride_b + h * a.d_log_f.stride_h;
   const int query_low = max(0, low - a.offset);
@@ -125,8 +137,9 @@ __global__ void __launch_bounds__(kScanThreads) gate_gradient_kernel(const __gri
       const int t = last - e, i = t - a.offset;
       if (t >= low) sum -= column[t];
       if (t >= low && i >= 0) {
-        const int first_row = max(i / 8 * 8, query_low), end_row = min(i / 8 * 8 + 8, a.query_len);
-        sum += double{residual[i / 8]} / (end_row - first_row);
+        const int group = i / shared_rows, first_row = max(group * shared_rows, query_low),
+                  end_row = min((group + 1) * shared_rows, a.query_len);
+        sum += double{residual[group]} / (end_row - first_row);
       }
       part[e] = sum;
     }
@@ -182,8 +195,15 @@ cudaError_t launch_backward_postprocess(const BackwardArgs& a, int dtype, int pa
   const auto kernel = dtype == kFoxBfloat16 ? postprocess_kernel<__nv_bfloat16> : postprocess_kernel<__half>;
   kernel<<<blocks, kPreThreads, bytes, stream>>>(a, padded_dim);
   if (a.d_log_f.data != nullptr && a.prefix.r != nullptr)
-    gate_gradient_kernel<<<a.batch * a.heads, kScanThreads, 0, stream>>>(a);
+    return launch_gate_gradient(a, a.row_residual, a.column_sum, stream);
   return cudaGetLastError();
 }
+
+template <typename Sum>
+cudaError_t launch_gate_gradient(const BackwardArgs& a, const Sum* rows, const Sum* columns, cudaStream_t stream) {
+  gate_gradient_kernel<<<a.batch * a.heads, kScanThreads, 0, stream>>>(a, rows, columns);
+  return cudaGetLastError();
+}
+template cudaError_t launch_gate_gradient(const BackwardArgs&, const double*, const double*, cudaStream_t);
 
 }  // namespace fox::cuda

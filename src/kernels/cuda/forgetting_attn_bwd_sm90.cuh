@@ -37,7 +37,7 @@
 
 namespace fox::cuda {
 
-template <typename T, int kHeadDim>
+template <typename T, int kHeadDim, bool kGate>
 struct BackwardTile {
   static_assert(kHeadDim <= 128);
   static constexpr int kD = kHeadDim;
@@ -45,6 +45,8 @@ struct BackwardTile {
   static constexpr int kN = backward_block_keys(kHeadDim);  // 64 a warpgroup
   static constexpr bool kSharedKeys = false;
   static constexpr int kPanels = (kHeadDim + 63) / 64;
+  static constexpr bool kBiasByMma = bias_by_mma(kGate, kHeadDim);
+  static constexpr int kRowTable = row_table_floats(kBiasByMma, kM);
   static constexpr int kQueryStages = 3;  // of Q; S of the next tile is computed while dK of this one still reads its Q
   static constexpr int kGradientStages = 2;      // of dO and dS
   static constexpr bool kSplitRows = kM == 128;  // warpgroups share dQ by rows, else by columns
@@ -64,8 +66,9 @@ struct BackwardTile {
     T d_o[kGradientStages][kPanels][kM * 64];
     T ds[kGradientStages][2][kM * 64];  // [stage][panel of 64 keys][query][key]
     float dq[kM * kD];
-    alignas(16) float row_bias[kQueryStages][kM + kRowTableTail];
+    alignas(16) float row_bias[kQueryStages][kRowTable];
     alignas(16) float delta[kGradientStages][kM];
+    std::conditional_t<kBiasByMma, KeyBiasRows<kN>, NoKeyBiasRows> key_bias;
     float residual[8][kM / 8];  // per consumer warp: sums of dS over groups of 8 queries
     uint64_t k_full, v_full, q_full[kQueryStages], q_empty[kQueryStages];
     uint64_t do_full[kGradientStages], do_empty[kGradientStages];
@@ -73,8 +76,8 @@ struct BackwardTile {
 };
 
 template <typename T, int kHeadDim, bool kGate>
-struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim>, kGate> {
-  using Tile = BackwardTile<T, kHeadDim>;
+struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kGate> {
+  using Tile = BackwardTile<T, kHeadDim, kGate>;
   using Layout = Tile;
   using Base = BackwardScores<T, Tile, kGate>;
   static constexpr bool kHasGate = kGate;
@@ -84,7 +87,15 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim>, kGate> {
   using Base::tile_shift, Base::store_dq, Base::send_dq, Base::store_key_gradient;
   using Base::wait_q, Base::wait_do, Base::wait_keys, Base::load_key_bias, Base::is_masked, Base::make_masked_p;
 
+  /// S of the tile whose Q is in stage q, with the biases if not `without_bias`.
+  __device__ __forceinline__ void issue_scores(float (&s)[kScores], bool without_bias = false) {
+    ptx::wgmma_fence();
+    this->issue_bias(s, without_bias);
+    issue_transposed<Tile::kBiasByMma>(s, smem.k, smem.q[q.slot]);
+  }
+
   /// 64 keys × kM queries: this warpgroup's rows of `keys` times the rows of `queries`, both K-major.
+  template <bool kAdd = false>
   __device__ __forceinline__ void issue_transposed(float (&acc)[kScores], const void* keys, const void* queries) {
     const uint32_t key_word = ptx::descriptor_word(ptx::smem_u32(keys) + wg * 64 * 128);
     const uint32_t query_word = ptx::descriptor_word(ptx::smem_u32(queries));
@@ -92,7 +103,8 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim>, kGate> {
 #pragma unroll
     for (int k = 0; k < kD / 16; ++k)
       ptx::Wgmma<T, kM>::template ss<>(acc, ptx::descriptor(key_word + (k / 4 * kN * 128 + k % 4 * 32) / 16),
-                                       ptx::descriptor(query_word + (k / 4 * kM * 128 + k % 4 * 32) / 16), k > 0);
+                                       ptx::descriptor(query_word + (k / 4 * kM * 128 + k % 4 * 32) / 16),
+                                       kAdd || k > 0);
     ptx::wgmma_commit();
   }
 
@@ -134,7 +146,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim>, kGate> {
   __device__ __forceinline__ void prepare(uint32_t (&p)[kScores / 2], float (&dp)[kScores], int m, int head) {
     float s[kScores];
     wait_q(m);
-    issue_transposed(s, smem.k, smem.q[q.slot]);
+    issue_scores(s, this->is_steep(m));
     if constexpr (Tile::kGradientAhead) {
       wait_do(m);
       issue_transposed(dp, smem.v, smem.d_o[d_o.slot]);
@@ -174,7 +186,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim>, kGate> {
     float s[kScores];
     if constexpr (kAhead) {
       wait_q(m + 1);
-      issue_transposed(s, smem.k, smem.q[q.slot]);
+      issue_scores(s);
     }
     const float residual = kGate ? transpose_sum(group, lane) : 0.f;
     ptx::fence_proxy_async();

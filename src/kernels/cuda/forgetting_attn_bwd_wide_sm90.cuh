@@ -12,12 +12,14 @@
 
 namespace fox::cuda {
 
-template <typename T, int kHeadDim>
+template <typename T, int kHeadDim, bool kGate>
 struct WideBackwardTile {
   static constexpr int kD = kHeadDim, kM = backward_tile_rows(kHeadDim), kN = backward_block_keys(kHeadDim);
   static_assert(kM == 64 && kN == 64 && kD % 128 == 0);
   static constexpr bool kSharedKeys = true;
   static constexpr int kPanels = kD / 64, kQueryStages = 1, kGradientStages = 1;
+  static constexpr bool kBiasByMma = bias_by_mma(kGate, kHeadDim);
+  static constexpr int kRowTable = row_table_floats(kBiasByMma, kM);
   static constexpr int kDqPart0 = kM * kD / 2;
 
   struct alignas(1024) Shared {
@@ -28,17 +30,18 @@ struct WideBackwardTile {
     T p[kN * 64];   // [key][query]
     T ds[kN * 64];  // [key][query]
     float dq[kM * kD];
-    alignas(16) float row_bias[1][kM + kRowTableTail];
+    alignas(16) float row_bias[1][kRowTable];
     alignas(16) float delta[1][kM];
     float residual[8][kM / 8];
     float column[kN];
+    std::conditional_t<kBiasByMma, KeyBiasRows<kN>, NoKeyBiasRows> key_bias;
     uint64_t k_full, v_full, q_full[1], q_empty[1], do_full[1], do_empty[1];
   };
 };
 
 template <typename T, int kHeadDim, bool kGate>
-struct WideBackwardConsumer : BackwardScores<T, WideBackwardTile<T, kHeadDim>, kGate> {
-  using Tile = WideBackwardTile<T, kHeadDim>;
+struct WideBackwardConsumer : BackwardScores<T, WideBackwardTile<T, kHeadDim, kGate>, kGate> {
+  using Tile = WideBackwardTile<T, kHeadDim, kGate>;
   using Layout = Tile;
   using Base = BackwardScores<T, Tile, kGate>;
   static constexpr bool kHasGate = kGate;
@@ -47,6 +50,7 @@ struct WideBackwardConsumer : BackwardScores<T, WideBackwardTile<T, kHeadDim>, k
   using Base::Base, Base::a, Base::w, Base::smem, Base::wg, Base::warp, Base::lane, Base::q, Base::d_o;
 
   /// 64 keys × this warpgroup's half of the queries.
+  template <bool kAdd = false>
   __device__ __forceinline__ void issue_transposed(float (&acc)[kScores], const void* keys, const void* queries) {
     const uint32_t key_word = ptx::descriptor_word(ptx::smem_u32(keys));
     const uint32_t query_word = ptx::descriptor_word(ptx::smem_u32(queries) + wg * (kM / 2) * 128);
@@ -54,7 +58,8 @@ struct WideBackwardConsumer : BackwardScores<T, WideBackwardTile<T, kHeadDim>, k
 #pragma unroll
     for (int k = 0; k < kD / 16; ++k)
       ptx::Wgmma<T, kM / 2>::template ss<>(acc, ptx::descriptor(key_word + (k / 4 * kN * 128 + k % 4 * 32) / 16),
-                                           ptx::descriptor(query_word + (k / 4 * kM * 128 + k % 4 * 32) / 16), k > 0);
+                                           ptx::descriptor(query_word + (k / 4 * kM * 128 + k % 4 * 32) / 16),
+                                           kAdd || k > 0);
     ptx::wgmma_commit();
   }
 
@@ -88,7 +93,10 @@ struct WideBackwardConsumer : BackwardScores<T, WideBackwardTile<T, kHeadDim>, k
     uint32_t p[kScores / 2], ds[kScores / 2];
     float s[kScores], dp[kScores], group[kScores / 4];
     this->wait_q(m);
-    issue_transposed(s, smem.k, smem.q[0]);
+    const bool without_bias = this->is_steep(m);
+    ptx::wgmma_fence();
+    this->issue_bias(s, without_bias);
+    issue_transposed<Tile::kBiasByMma>(s, smem.k, smem.q[0]);
     this->wait_do(m);
     issue_transposed(dp, smem.v, smem.d_o[0]);
     ptx::wgmma_wait<1>();

@@ -3,7 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/cuda/forgetting_attn_prefix.h"
+#include "kernels/cuda/forgetting_attn_sm80.h"
 
 namespace fox::cuda {
 
@@ -24,14 +24,10 @@ cudaError_t launch_for_head_size(const ForgettingAttnParams& p, const Forgetting
   return launch_forward_sm90<T, 256>(p, prefix, multiprocessors, stream);
 }
 
-cudaError_t query_device(int* multiprocessors, int* capability) {
-  int device = 0, major = 0, minor = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (!error) error = cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (!error) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (!error) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  *capability = 10 * major + minor;
-  return error;
+cudaError_t count_multiprocessors(int* multiprocessors) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  return error ? error : cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device);
 }
 
 }  // namespace
@@ -39,19 +35,22 @@ cudaError_t query_device(int* multiprocessors, int* capability) {
 
 extern "C" size_t fox_forgetting_attn_forward_workspace(const ForgettingAttnParams* params) {
   using namespace fox::cuda;
+  if (check_params(*params)) return 0;
+  Sm80Args args;
+  if (runs_on_sm80_kernels(*params)) return layout_sm80(*params, false, &args);
   ForgettingAttnPrefix prefix;
-  return check_params(*params) ? 0 : layout_prefix(*params, nullptr, &prefix, true);
+  return layout_prefix(*params, nullptr, &prefix, true);
 }
 
 extern "C" int fox_forgetting_attn_forward(const ForgettingAttnParams* params, cudaStream_t stream) {
   using namespace fox::cuda;
   if (const char* wrong = check_params(*params)) return fail(wrong);
+  if (runs_on_sm80_kernels(*params)) return forward_sm80(*params, stream);
   ForgettingAttnPrefix prefix;
   const size_t needed = layout_prefix(*params, params->workspace, &prefix, true);
   if (!params->workspace || params->workspace_bytes < needed) return fail("the workspace is too small");
-  int multiprocessors = 0, capability = 0;
-  if (cudaError_t error = query_device(&multiprocessors, &capability)) return fail("CUDA device", error);
-  if (capability != 90) return fail("forgetting attention on CUDA needs compute capability 9.0 (H100, H200)");
+  int multiprocessors = 0;
+  if (cudaError_t error = count_multiprocessors(&multiprocessors)) return fail("CUDA device", error);
   if (cudaError_t error = launch_prefix(*params, prefix, stream)) return fail("forgetting attention prefix", error);
   const cudaError_t error = params->dtype == kFoxBfloat16
                                 ? launch_for_head_size<__nv_bfloat16>(*params, prefix, multiprocessors, stream)

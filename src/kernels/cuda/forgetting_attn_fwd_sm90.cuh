@@ -484,10 +484,10 @@ struct ForwardConsumer {
       float sum = row_sum[row];
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      inverse[row] = sum > 0 ? 1.f / sum : 0.f;
+      inverse[row] = sum == 0 ? 0.f : 1.f / sum;  // NaN stays NaN
       const int i = row0 + own_row() + 8 * row;
       if (lane % 4 == 0 && i < a.query_len)
-        a.lse[head_row * a.query_len + i] = sum > 0 ? (row_max[row] + ptx::lg2(sum)) * 0.69314718f : -INFINITY;
+        a.lse[head_row * a.query_len + i] = sum == 0 ? -INFINITY : (row_max[row] + ptx::lg2(sum)) * 0.69314718f;
     }
     ptx::named_barrier_sync(kGroupBarrier + group, 128);  // all four warps are done with Q, whose place O takes
     const uint32_t base = ptx::smem_u32(smem.q[q.slot]) + group * 64 * 128;
@@ -629,7 +629,7 @@ cudaError_t launch_forward(const ForgettingAttnParams& p, const ForgettingAttnPr
   a.prefix = prefix;
   a.seq_start = p.seq_start;
   a.logit_bound = p.logit_bound;
-  a.lse = p.lse;
+  a.lse = static_cast<float*>(p.lse);
   a.scale_log2 = p.scale * float(kLog2e);
   a.heads = p.query_heads;
   a.group = p.query_heads / p.kv_heads;

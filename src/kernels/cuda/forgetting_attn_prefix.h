@@ -66,11 +66,19 @@ cudaError_t launch_prefix(const ForgettingAttnParams& params, const ForgettingAt
 /// NULL if the params are sane, else what is wrong (shapes, dtype, strides, head size).
 const char* check_params(const ForgettingAttnParams& params);
 
+/// 10 * major + minor of the current device; 0 if there is none.
+int compute_capability();
+
 /// Stores the message for fox_kernels_last_error() and returns 1.
 int fail(const char* message);
 int fail(const char* where, cudaError_t error);
 
 #ifdef __CUDACC__
+/// A gate as the sums take it; NaN if it is no gate (above 0 or NaN), so that the result shows it.
+__device__ __forceinline__ float usable_gate(float log_f) {
+  return log_f <= 0.f ? fmaxf(log_f, kMinLogF) : __int_as_float(0x7fffffff);
+}
+
 /// a - b of two hi + lo pairs.
 __device__ __forceinline__ float pair_difference(float2 a, float2 b) { return (a.x - b.x) + (a.y - b.y); }
 #endif

@@ -5,11 +5,10 @@
 // in float64. Since gates are <= 0, prefixes only fall, so whether a key block matters to a block of query rows is
 // monotone in both and a binary search finds the bounds.
 
-#include <cuda_bf16.h>
-
 #include <algorithm>
 
 #include "kernels/cuda/forgetting_attn_prefix.h"
+#include "kernels/cuda/ptx.cuh"
 
 namespace fox::cuda {
 namespace {
@@ -48,11 +47,13 @@ __device__ BiasTile& bias_tile(const ForgettingAttnPrefix& out, int64_t row, int
 
 /// One row of BiasTile.
 __device__ uint4 bias_row(float b, int block) {
-  const __nv_bfloat16 hi = __float2bfloat16_rn(b), mid = __float2bfloat16_rn(b - __bfloat162float(hi)),
-                      lo = __float2bfloat16_rn(b - __bfloat162float(hi) - __bfloat162float(mid));
-  const uint64_t one = uint64_t{0x3f80} << block % 4 * 16;  // columns 3 to 6
-  return {__bfloat16_as_ushort(hi) | uint32_t{__bfloat16_as_ushort(mid)} << 16,
-          __bfloat16_as_ushort(lo) | uint32_t(one) << 16, uint32_t(one >> 16), uint32_t(one >> 48)};
+  const ptx::Bf16Triple part = ptx::split_bf16(b);
+  const uint64_t one = uint64_t{ptx::kBf16One} << block % 4 * 16;  // columns 3 to 6
+  return {part.high | part.middle << 16, part.low | uint32_t(one) << 16, uint32_t(one >> 16), uint32_t(one >> 48)};
+}
+
+__device__ uint64_t bad_gate_place(int batch, int time, int head) {
+  return uint64_t{1} << 63 | uint64_t(batch & 0x7fff) << 48 | uint64_t(head & 0xffff) << 32 | uint32_t(time);
 }
 
 /// r, bias and (in the place of the prefix before the block) the total of one block of keys of kGateHeads heads.
@@ -69,7 +70,10 @@ __global__ void __launch_bounds__(kGateThreads) gate_blocks_kernel(const __grid_
   for (int i = warp; i < kBiasBlock; i += kGateThreads / 32) {
     const int64_t key = int64_t(n) * kBiasBlock + i;
     const bool valid = key >= padding && key < a.key_len && first_head + lane < a.query_heads;
-    tile[i][lane] = fmaxf(valid ? log_f[key * a.log_f.stride_t] : 0.f, kMinLogF) * float(kLog2e);
+    const float gate = usable_gate(valid ? log_f[key * a.log_f.stride_t] : 0.f);
+    if (isnan(gate) && a.bad_gate != nullptr)
+      *static_cast<volatile uint64_t*>(a.bad_gate) = bad_gate_place(b, int(key), first_head + lane);
+    tile[i][lane] = gate * float(kLog2e);
   }
   __syncthreads();
   const float to_score = 1.f / (a.scale * float(kLog2e));

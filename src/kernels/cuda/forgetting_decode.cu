@@ -10,11 +10,10 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
-#include <type_traits>
 
 #include "kernels/cuda/forgetting_attn_prefix.h"
 #include "kernels/cuda/forgetting_decode.h"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/mma.cuh"
 
 namespace fox::cuda {
 namespace {
@@ -58,6 +57,7 @@ __device__ int first_needed_key(const ForgettingDecodeParams& p, int b, int h, i
 __global__ void __launch_bounds__(1024) decode_plan_kernel(const __grid_constant__ DecodeArgs a) {
   __shared__ int warp_total[32];
   __shared__ int carry;
+  ptx::start_next_kernel();
   if (threadIdx.x == 0) carry = 0;
   const int items = a.p.batch * a.p.kv_heads, group = a.p.query_heads / a.p.kv_heads;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -89,48 +89,9 @@ __global__ void __launch_bounds__(1024) decode_plan_kernel(const __grid_constant
   if (threadIdx.x == 0) a.offset[items] = carry;
 }
 
-// --------------------------------------------------------------------------------------------------- instructions
-
 /// Byte offset of a 16-byte chunk of a row in a panel of 128-byte rows, so that 8 rows of one chunk meet 8 bank groups.
 __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) {
   return row * 128 + ((chunk ^ row % 8) << 4);
-}
-__device__ __forceinline__ void copy_async_16(uint32_t dst, const void* src, bool valid) {
-  const int bytes = valid ? 16 : 0;  // the rest is filled with zeros
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void copy_async_8(uint32_t dst, const void* src) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(dst), "l"(src) : "memory");
-}
-__device__ __forceinline__ float2 load_shared_2(uint32_t address) {
-  float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address));
-  return v;
-}
-__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-template <typename T>
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (std::is_same_v<T, __half>)
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  else
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // ----------------------------------------------------------------------------------------------------------- main
@@ -139,15 +100,18 @@ template <typename T, int kD>
 struct DecodeWarp {
   static constexpr int kStages = kD <= 64 ? 4 : kD <= 128 ? 3 : 2;
   static constexpr int kPanels = kD / 64, kPanelBytes = kTileKeys * 128, kTileBytes = kPanels * kPanelBytes;
-  /// A stage: K tile, V tile, then for each head of the row block r of 16 keys and the prefix pair of their block.
-  __host__ __device__ static constexpr int stage_bytes(int heads) {
-    return 2 * kTileBytes + (heads * (kTileKeys * 4 + 8) + 127) / 128 * 128;
+  static constexpr int kStageBytes = 2 * kTileBytes;  // K tile, V tile
+  /// Behind the stages for each head of the row block: r of the warp's keys, then the prefix pairs of their two blocks.
+  static constexpr int kHeadPrefixBytes = kWarpKeys * 4 + kWarpKeys / kBiasBlock * 8;
+  __host__ __device__ static constexpr int warp_bytes(int heads) {
+    return kStages * kStageBytes + (heads * kHeadPrefixBytes + 127) / 128 * 128;
   }
 
   const DecodeArgs& a;
-  const uint32_t ring;  // shared address of this warp's stages, K before V in each
-  const int stage_size, lane;
+  const uint32_t ring;  // shared address of this warp's stages
+  const int lane;
   int item, b, kv_head, key_len, row_block;
+  bool two_rows;               // whether some query is in rows 8 to 15
   int first_head, heads;       // of the row block
   float2 row_block_prefix[2];  // prefix pair of the block of this thread's rows
   float row_r[2];
@@ -160,6 +124,7 @@ struct DecodeWarp {
   __device__ __forceinline__ void begin_chunk() {
     const auto& p = a.p;
     const int group = p.query_heads / p.kv_heads, last_row = min(row_block * kRows + kRows, a.rows) - 1;
+    two_rows = last_row - row_block * kRows >= 8;
     first_head = kv_head * group + row_block * kRows / p.query_len;
     heads = kv_head * group + last_row / p.query_len - first_head + 1;
 #pragma unroll
@@ -192,7 +157,7 @@ struct DecodeWarp {
 
   __device__ __forceinline__ void load_tile(int stage, int key0, int end) {
     const auto& p = a.p;
-    const uint32_t to = ring + stage * stage_size;
+    const uint32_t to = ring + stage * kStageBytes;
     if (key0 < end) {
       int64_t k_at, v_at;
       if (p.block_table) {
@@ -210,48 +175,62 @@ struct DecodeWarp {
         const int row = i / (kD / 8), chunk = i % (kD / 8);
         const bool valid = key0 + row < end && chunk * 8 < p.head_dim;
         const uint32_t at = to + chunk / 8 * kPanelBytes + swizzled(row, chunk % 8);
-        copy_async_16(at, k + (valid ? row * p.k.stride_t + chunk * 8 : 0), valid);
-        copy_async_16(at + kTileBytes, v + (valid ? row * p.v.stride_t + chunk * 8 : 0), valid);
+        ptx::copy_async_16(at, k + (valid ? row * p.k.stride_t + chunk * 8 : 0), valid);
+        ptx::copy_async_16(at + kTileBytes, v + (valid ? row * p.v.stride_t + chunk * 8 : 0), valid);
       }
-      if (p.prefix.r) load_prefix(to + 2 * kTileBytes, key0);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    ptx::copy_async_commit();
   }
 
-  __device__ __forceinline__ void load_prefix(uint32_t to, int key0) {
+  /// The prefixes of all the warp's keys at once: long rows, which the memory likes better than a piece beside each
+  /// tile.
+  __device__ __forceinline__ void load_prefix(int key0, int end) {
+    constexpr int kPieces = kWarpKeys / 4;  // of 16 bytes
     const auto& c = a.p.prefix;
     const int64_t first_row = (int64_t(b) * a.p.query_heads + first_head) * c.max_blocks;
-    for (int i = lane; i < heads * 4; i += 32)
-      copy_async_16(to + i * 16, c.r + (first_row + i / 4 * c.max_blocks) * kBiasBlock + key0 + i % 4 * 4, true);
-    for (int i = lane; i < heads; i += 32)
-      copy_async_8(to + heads * 64 + i * 8,
-                   reinterpret_cast<const float2*>(c.block) + first_row + i * c.max_blocks + key0 / kBiasBlock);
+    const int blocks = min(kWarpKeys / kBiasBlock, (end - key0 + kBiasBlock - 1) / kBiasBlock);
+    const uint32_t to = ring + kStages * kStageBytes;
+    for (int i = lane; i < heads * kPieces; i += 32) {
+      const int head = i / kPieces, piece = i % kPieces;
+      if (piece * 4 < blocks * kBiasBlock)
+        ptx::copy_async_16(to + head * kHeadPrefixBytes + piece * 16,
+                           c.r + (first_row + head * c.max_blocks) * kBiasBlock + key0 + piece * 4, true);
+    }
+    for (int i = lane; i < heads * blocks; i += 32) {
+      const int head = i / blocks, block = i % blocks;
+      ptx::copy_async_8(
+          to + head * kHeadPrefixBytes + kWarpKeys * 4 + block * 8,
+          reinterpret_cast<const float2*>(c.block) + first_row + head * c.max_blocks + key0 / kBiasBlock + block);
+    }
   }
 
-  /// D_ij of this thread's two rows and the keys 2 (lane % 4) + {0, 1, 8, 9} of a tile, in log2 units.
-  __device__ __forceinline__ void bias_of_tile(float (&bias)[2][4], uint32_t from) const {
+  /// D_ij of this thread's two rows and the keys 2 (lane % 4) + {0, 1, 8, 9} of the tile `key` keys behind the warp's
+  /// first, in log2 units.
+  __device__ __forceinline__ void bias_of_tile(float (&bias)[2][4], int key) const {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const int head = row_head[row] - first_head;
-      const float2 near = load_shared_2(from + head * 64 + lane % 4 * 8),
-                   far = load_shared_2(from + head * 64 + 32 + lane % 4 * 8);
-      const float from_row = pair_difference(row_block_prefix[row], load_shared_2(from + heads * 64 + head * 8));
+      if (row == 1 && !two_rows) break;
+      const uint32_t from = ring + kStages * kStageBytes + (row_head[row] - first_head) * kHeadPrefixBytes;
+      const float2 near = ptx::lds64(from + key * 4 + lane % 4 * 8),
+                   far = ptx::lds64(from + key * 4 + 32 + lane % 4 * 8);
+      const float from_row =
+          pair_difference(row_block_prefix[row], ptx::lds64(from + kWarpKeys * 4 + key / kBiasBlock * 8));
       bias[row][0] = from_row + (row_r[row] - near.x), bias[row][1] = from_row + (row_r[row] - near.y);
       bias[row][2] = from_row + (row_r[row] - far.x), bias[row][3] = from_row + (row_r[row] - far.y);
     }
   }
 
-  __device__ __forceinline__ void process_tile(int stage, int key0, float scale_log2) {
-    const uint32_t k_tile = ring + stage * stage_size, v_tile = k_tile + kTileBytes;
+  __device__ __forceinline__ void process_tile(int stage, int key0, int first, float scale_log2) {
+    const uint32_t k_tile = ring + stage * kStageBytes, v_tile = k_tile + kTileBytes;
     float s[2][4] = {}, bias[2][4] = {};
-    if (a.p.prefix.r) bias_of_tile(bias, v_tile + kTileBytes);
+    if (a.p.prefix.r) bias_of_tile(bias, key0 - first);
     const uint32_t k_row = lane / 16 * 8 + lane % 8, v_row = lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
     for (int step = 0; step < kD / 16; ++step) {
       uint32_t r[4];
-      ldmatrix_x4(r, k_tile + step / 4 * kPanelBytes + swizzled(k_row, step % 4 * 2 + lane / 8 % 2));
-      mma<T>(s[0], q[step], r[0], r[1]);
-      mma<T>(s[1], q[step], r[2], r[3]);
+      ptx::ldmatrix_x4(r, k_tile + step / 4 * kPanelBytes + swizzled(k_row, step % 4 * 2 + lane / 8 % 2));
+      ptx::mma<T>(s[0], q[step], r[0], r[1]);
+      ptx::mma<T>(s[1], q[step], r[2], r[3]);
     }
     softmax(s, key0, bias, scale_log2);
     const uint32_t p[4] = {ptx::pack2<T>(s[0][0], s[0][1]), ptx::pack2<T>(s[0][2], s[0][3]),
@@ -259,16 +238,18 @@ struct DecodeWarp {
 #pragma unroll
     for (int i = 0; i < kD / 16; ++i) {
       uint32_t r[4];
-      ldmatrix_x4_trans(r, v_tile + i / 4 * kPanelBytes + swizzled(v_row, i % 4 * 2 + lane / 16));
-      mma<T>(o[2 * i], p, r[0], r[1]);
-      mma<T>(o[2 * i + 1], p, r[2], r[3]);
+      ptx::ldmatrix_x4_trans(r, v_tile + i / 4 * kPanelBytes + swizzled(v_row, i % 4 * 2 + lane / 16));
+      ptx::mma<T>(o[2 * i], p, r[0], r[1]);
+      ptx::mma<T>(o[2 * i + 1], p, r[2], r[3]);
     }
   }
 
-  /// Scores s[key group][2 * row + key] to weights; rescales o when a row's maximum grows.
+  /// Scores s[key group][2 * row + key] to weights; rescales o when a row's maximum grows. Rows 8 to 15 hold zeros
+  /// where there are no so many queries, and stay as they are.
   __device__ __forceinline__ void softmax(float (&s)[2][4], int key0, const float (&bias)[2][4], float scale_log2) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
+      if (row == 1 && !two_rows) break;
       const int last = row_position[row], first = a.p.window > 0 ? last - a.p.window + 1 : 0;
       float highest = top[row];
 #pragma unroll
@@ -299,18 +280,19 @@ struct DecodeWarp {
 
   __device__ __forceinline__ void run(int first, int end) {
     const float scale_log2 = a.p.scale * float(kLog2e);
+    if (a.p.prefix.r && first < end) load_prefix(first, end);  // in the group of the first tile
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) load_tile(i, first + i * kTileKeys, end);
     int stage = 0;
 #pragma unroll 1
     for (int key0 = first; key0 < end; key0 += kTileKeys) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+      ptx::copy_async_wait<kStages - 2>();
       __syncwarp();
       load_tile((stage + kStages - 1) % kStages, key0 + (kStages - 1) * kTileKeys, end);
-      process_tile(stage, key0, scale_log2);
+      process_tile(stage, key0, first, scale_log2);
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    ptx::copy_async_wait<0>();
     __syncwarp();
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -326,9 +308,9 @@ __global__ void __launch_bounds__(kWarps * 32, kD <= 128 ? 3 : 1) decode_kernel(
   __shared__ float2 shared_ml[kWarps][kRows];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   using Warp = DecodeWarp<T, kD>;
+  ptx::wait_for_previous_kernel();
   const int items = a.p.batch * a.p.kv_heads, chunks = a.offset[items];
-  const int stage_size = Warp::stage_bytes(a.block_heads);
-  Warp w{a, ptx::smem_u32(smem) + warp * Warp::kStages * stage_size, stage_size, lane};
+  Warp w{a, ptx::smem_u32(smem) + warp * Warp::warp_bytes(a.block_heads), lane};
   for (int work = blockIdx.x; work < chunks * a.row_blocks; work += gridDim.x) {
     const int chunk = work / a.row_blocks;
     int low = 0, high = items - 1;  // the last item that starts at or before the chunk
@@ -390,6 +372,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   __shared__ float reduced[kCombineThreads];
   const auto& p = a.p;
   const int item = blockIdx.x, index = blockIdx.y, tid = threadIdx.x;
+  ptx::wait_for_previous_kernel();
   const int first = a.offset[item], end = a.offset[item + 1];
   auto slot = [&](int chunk) { return (int64_t(chunk) * a.row_blocks + index / kRows) * kRows + index % kRows; };
   auto reduce = [&](float value, auto combine, int until) {  // over threads equal modulo `until`, a power of two
@@ -445,7 +428,7 @@ __global__ void prefix_append_kernel(FoxPrefixCache cache, FoxGates log_f, int h
       sum = 0;
     }
     const float f = log_f.data[b * log_f.stride_b + i * log_f.stride_t + h * log_f.stride_h];
-    r[key] = sum += fmaxf(f, kMinLogF) * float(kLog2e);
+    r[key] = sum += usable_gate(f) * float(kLog2e);
   }
 }
 
@@ -489,19 +472,34 @@ const char* check_decode(const ForgettingDecodeParams& p) {
   return nullptr;
 }
 
+/// Launches a kernel whose blocks may start while the kernel before it ends; it calls wait_for_previous_kernel().
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_early(void (*kernel)(Parameters...), dim3 blocks, int threads, int bytes, cudaStream_t stream,
+                         Arguments... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
+  config.attrs = &attribute, config.numAttrs = compute_capability() >= 90;
+  return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
+
 template <typename T, int kD>
 cudaError_t launch_decode(const DecodeArgs& a, int multiprocessors, cudaStream_t stream) {
   auto* kernel = decode_kernel<T, kD>;
   using Warp = DecodeWarp<T, kD>;
-  const int bytes = std::max(kWarps * Warp::kStages * Warp::stage_bytes(a.block_heads), kWarps * kRows * (kD + 8) * 4);
+  const int bytes = std::max(kWarps * Warp::warp_bytes(a.block_heads), kWarps * kRows * (kD + 8) * 4);
   int per_multiprocessor = 1;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (!error) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, kWarps * 32, bytes);
   if (error) return error;
   decode_plan_kernel<<<1, 1024, 0, stream>>>(a);
-  kernel<<<min(multiprocessors * per_multiprocessor, a.max_chunks * a.row_blocks), kWarps * 32, bytes, stream>>>(a);
-  decode_combine_kernel<T><<<dim3(a.p.batch * a.p.kv_heads, a.rows), kCombineThreads, 0, stream>>>(a, kD);
-  return cudaGetLastError();
+  const int blocks = min(multiprocessors * per_multiprocessor, a.max_chunks * a.row_blocks);
+  error = launch_early(kernel, blocks, kWarps * 32, bytes, stream, a);
+  if (error) return error;
+  return launch_early(decode_combine_kernel<T>, dim3(a.p.batch * a.p.kv_heads, a.rows), kCombineThreads, 0, stream, a,
+                      kD);
 }
 
 template <typename T>

@@ -78,6 +78,20 @@ __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// ------------------------------------------------------------------------------------------------ dependent launch
+/// Until the kernel before this one in the stream is over, if this one was launched to start early; SM80 never does.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/// Lets the next kernel's blocks start.
+__device__ __forceinline__ void start_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ------------------------------------------------------------------------------------- copy engine (TMA and bulk)
 // createpolicy results for .L2::cache_hint, as CUTLASS (TMA::CacheHintSm90) spells them.
 constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
@@ -161,6 +175,19 @@ __device__ __forceinline__ uint32_t pack2<__half>(float lo, float hi) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
   return r;
 }
+
+/// x as the sum of three bf16, the largest first: 24 bits, all that a float has.
+struct Bf16Triple {
+  uint32_t high, middle, low;  // bits
+};
+__device__ __forceinline__ Bf16Triple split_bf16(float x) {
+  const __nv_bfloat16 high = __float2bfloat16_rn(x);
+  const float rest = x - __bfloat162float(high);
+  const __nv_bfloat16 middle = __float2bfloat16_rn(rest);
+  const __nv_bfloat16 low = __float2bfloat16_rn(rest - __bfloat162float(middle));
+  return {__bfloat16_as_ushort(high), __bfloat16_as_ushort(middle), __bfloat16_as_ushort(low)};
+}
+constexpr uint32_t kBf16One = 0x3f80;
 
 __device__ __forceinline__ float4 lds128(const float* p) {
   float4 v;

@@ -1,0 +1,4 @@
+#include "kernels/cuda/forgetting_attn_bwd_sm80.cuh"
+
+template cudaError_t fox::cuda::launch_forward_sm80<__nv_bfloat16, 128>(const Sm80Args&, cudaStream_t);
+template cudaError_t fox::cuda::launch_backward_sm80<__nv_bfloat16, 128>(const Sm80Args&, cudaStream_t);
