@@ -174,7 +174,7 @@ void measure(const Problem& x, const AttentionOptions& options,
   warm_up(contenders, x.device);
   std::vector<Times> times(contenders.size());
   for (int64_t turn = 0; turn < options.repetitions; ++turn) {
-    for (size_t i = 0; i < contenders.size(); ++i) take_turn(contenders[i], x.device, times[i]);
+    for (const size_t i : order_of_turn(contenders.size(), turn)) take_turn(contenders[i], x.device, times[i]);
   }
   const double forward_flops = 2.0 * static_cast<double>(x.B * x.H * x.T * x.T * x.D);
   const std::map<std::string, double> flops{

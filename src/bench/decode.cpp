@@ -92,7 +92,9 @@ void measure(std::vector<Contender>& all, at::Device device, int64_t repetitions
     for (auto& c : all) c.calls = calls_a_turn(device, time_ms(device, c.calls, c.run));
   } while (!device.is_cpu() && std::chrono::steady_clock::now() - start < kWarmUp);
   for (int64_t turn = 0; turn < repetitions; ++turn) {
-    for (auto& c : all) c.times.push_back(time_ms(device, c.calls, c.run));
+    for (const size_t i : order_of_turn(all.size(), turn)) {
+      all[i].times.push_back(time_ms(device, all[i].calls, all[i].run));
+    }
   }
   for (auto& c : all) {
     auto& line = c.line;

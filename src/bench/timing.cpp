@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
+#include <random>
 
 namespace fox::bench {
 
@@ -29,6 +31,14 @@ int64_t calls_a_turn(c10::Device device, double ms) {
   constexpr double kTurnMs = 5;
   constexpr int64_t kMost = 100;
   return device.is_cpu() ? 1 : std::clamp<int64_t>(std::llround(kTurnMs / std::max(ms, 1e-3)), 1, kMost);
+}
+
+std::vector<size_t> order_of_turn(size_t count, int64_t turn) {
+  std::vector<size_t> order(count);
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::mt19937 generator(static_cast<uint32_t>(turn));
+  std::shuffle(order.begin(), order.end(), generator);
+  return order;
 }
 
 double quantile(std::vector<double> x, double q) {
