@@ -4,11 +4,12 @@ find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(HWY REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 find_library(BLOSC_LIBRARY blosc REQUIRED)
 find_package(Protobuf REQUIRED)
 
-set(FOX_THIRD_PARTY PkgConfig::HWY PkgConfig::PCRE2 PkgConfig::XXHASH ${BLOSC_LIBRARY} protobuf::libprotobuf-lite
+set(FOX_THIRD_PARTY PkgConfig::HWY PkgConfig::PCRE2 PkgConfig::ZSTD PkgConfig::XXHASH ${BLOSC_LIBRARY} protobuf::libprotobuf-lite
     Threads::Threads ${CMAKE_DL_LIBS})
 
 # {fmt} as a library, not header-only: that would compile it into every file, 3 s each. torch's include folder carries a

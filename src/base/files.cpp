@@ -192,15 +192,21 @@ void sync_path(const fs::path& path) {
   if (::fsync(fd.get()) != 0 && errno != EINVAL) fail("sync", path, errno);
 }
 
+struct Checksum::State {
+  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> xxh3{XXH3_createState(), XXH3_freeState};
+};
+
+Checksum::Checksum() : state_(std::make_unique<State>()) { XXH3_128bits_reset(state_->xxh3.get()); }
+Checksum::~Checksum() = default;
+void Checksum::update(const void* data, size_t size) { XXH3_128bits_update(state_->xxh3.get(), data, size); }
+std::string Checksum::digest() const { return hex(XXH3_128bits_digest(state_->xxh3.get())); }
+
 std::string file_checksum(const fs::path& path) {
   Descriptor fd(open_for_reading(path));
-  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
-  XXH3_128bits_reset(state.get());
+  Checksum checksum;
   const auto block = std::make_unique_for_overwrite<char[]>(kBlock);
-  while (const size_t n = read_some(fd.get(), block.get(), kBlock, path)) {
-    XXH3_128bits_update(state.get(), block.get(), n);
-  }
-  return hex(XXH3_128bits_digest(state.get()));
+  while (const size_t n = read_some(fd.get(), block.get(), kBlock, path)) checksum.update(block.get(), n);
+  return checksum.digest();
 }
 
 std::string bytes_checksum(std::string_view bytes) { return hex(XXH3_128bits(bytes.data(), bytes.size())); }

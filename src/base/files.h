@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -25,6 +26,22 @@ void sync_path(const std::filesystem::path& path);
 std::string file_checksum(const std::filesystem::path& path);
 /// XXH3-128 of bytes.
 std::string bytes_checksum(std::string_view bytes);
+
+/// XXH3-128 of bytes that come in pieces.
+class Checksum {
+ public:
+  Checksum();
+  ~Checksum();
+  Checksum(const Checksum&) = delete;
+  Checksum& operator=(const Checksum&) = delete;
+  void update(const void* data, size_t size);
+  /// Of all bytes so far, 32 hexadecimal digits.
+  std::string digest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 /// One writer a directory: holds an advisory lock on dir/.lock until destroyed. Throws Error when another process has
 /// it.

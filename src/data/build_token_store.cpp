@@ -1,18 +1,18 @@
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <chrono>
+#include <deque>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <system_error>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/interrupt.h"
 #include "base/progress.h"
+#include "base/worker_pool.h"
+#include "data/corpus_files.h"
+#include "data/corpus_reader.h"
 #include "data/token_store.h"
 #include "data/zarr.h"
 
@@ -25,62 +25,10 @@ namespace {
 
 constexpr int64_t kTokensPerChunk = 1 << 20;
 constexpr int64_t kOffsetsPerChunk = 1 << 17;
+/// How far a build has come: a line of JSON, then the tokens and the offsets that are in no chunk yet.
+constexpr const char* kSaved = "saved";
 /// Less text than this is done before a bar could be read.
 constexpr int64_t kBytesWorthABar = 16 << 20;
-
-/// A text file as memory that the kernel fills and may take back: a file of any size costs no memory of ours.
-class MappedFile {
- public:
-  explicit MappedFile(const fs::path& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat info {};
-    int error = fd < 0 || ::fstat(fd, &info) != 0 ? errno : 0;
-    if (error == 0 && info.st_size > 0) {
-      size_ = static_cast<size_t>(info.st_size);
-      data_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
-      if (data_ == MAP_FAILED) error = errno;
-    }
-    if (fd >= 0) ::close(fd);
-    if (error != 0)
-      throw Error(fmt::format("cannot read {}: {}", path.string(), std::generic_category().message(error)),
-                  "check the path");
-    if (size_ > 0) ::madvise(data_, size_, MADV_SEQUENTIAL);
-  }
-  ~MappedFile() {
-    if (size_ > 0) ::munmap(data_, size_);
-  }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  std::string_view text() const { return {static_cast<const char*>(data_), size_}; }
-
- private:
-  void* data_ = nullptr;
-  size_t size_ = 0;
-};
-
-std::vector<fs::path> text_files(const std::vector<fs::path>& sources) {
-  std::vector<fs::path> files;
-  for (const fs::path& source : sources) {
-    if (!fs::exists(source))
-      throw Error(fmt::format("{} does not exist", source.string()), "name text files, or folders of *.txt files");
-    if (!fs::is_directory(source)) {
-      files.push_back(source);
-      continue;
-    }
-    std::vector<fs::path> found;
-    for (const auto& entry :
-         fs::recursive_directory_iterator(source, fs::directory_options::follow_directory_symlink)) {
-      if (entry.is_regular_file() && entry.path().extension() == ".txt") found.push_back(entry.path());
-    }
-    if (found.empty())
-      throw Error(fmt::format("{} holds no *.txt file", source.string()), "name text files, or folders of *.txt files");
-    std::sort(found.begin(), found.end());
-    files.insert(files.end(), found.begin(), found.end());
-  }
-  if (files.empty()) throw Error("no text to read", "name text files, or folders of *.txt files");
-  return files;
-}
 
 /// What tells whether a file is still the one that a store was made of.
 json identity(const fs::path& file) {
@@ -109,70 +57,173 @@ bool is_store_of(const fs::path& dir, const std::vector<fs::path>& files, const 
   return true;
 }
 
-/// Writes the tokens of one text after another, as u2 or u4.
-class Writer {
+/// What build_token_store is made with.
+struct Job {
+  std::vector<fs::path> files;
+  json identities;  // of the files
+  const Tokenizer& tokenizer;
+  const BuildOptions& options;
+};
+
+/// A store in the making, in a folder of its own.
+class Build {
  public:
-  Writer(const fs::path& dir, const Tokenizer& tokenizer)
-      : tokenizer_(tokenizer),
-        wide_(tokenizer.vocab_size() > 65536),
+  Build(const fs::path& dir, const Job& job)
+      : dir_(dir),
+        job_(job),
+        wide_(job.tokenizer.vocab_size() > 65536),
         tokens_(dir / "tokens", wide_ ? "<u4" : "<u2", kTokensPerChunk),
         offsets_(dir / "doc_offsets", "<i8", kOffsetsPerChunk) {}
 
-  void add_document(std::string_view text, const std::function<void(int64_t bytes)>& advanced) {
-    put_offset();
-    const int32_t start = tokenizer_.end_of_text();
-    put(std::span(&start, 1));
-    tokenizer_.encode(text, [&](std::span<const int32_t> ids) {
-      put(ids);
-      int64_t bytes = 0;
-      for (const int32_t id : ids) bytes += std::ssize(tokenizer_.bytes_of(id));
-      advanced(bytes);
-    });
-  }
-  void finish() {
-    put_offset();
-    tokens_.finish();
-    offsets_.finish();
-  }
+  /// True when the folder holds what such a build saved: it then goes on from there.
+  bool resume();
+  /// Reads, encodes and writes all that is left.
+  void run();
 
  private:
-  void put(std::span<const int32_t> ids) {
-    if (wide_) return tokens_.append(ids.data(), std::ssize(ids));
-    narrow_.assign(ids.begin(), ids.end());
-    tokens_.append(narrow_.data(), std::ssize(narrow_));
-  }
-  void put_offset() {
-    const int64_t offset = tokens_.size();
-    offsets_.append(&offset, 1);
-  }
+  void put(const EncodedBlock& block);
+  void save(const CorpusReader& reader);
+  void finish(const CorpusReader& reader);
+  /// Sums of the files that are done.
+  std::vector<std::string> checksums(const CorpusReader& reader) const;
 
-  const Tokenizer& tokenizer_;
+  fs::path dir_;
+  const Job& job_;
   bool wide_;
   ZarrWriter tokens_, offsets_;
+  CorpusPosition position_;             // up to which it is written
+  std::vector<std::string> checksums_;  // of the files before the position that it started at
   std::vector<uint16_t> narrow_;
 };
 
-void write_store(const fs::path& dir, const std::vector<fs::path>& files, json identities, const Tokenizer& tokenizer) {
-  int64_t total = 0, done = 0;
-  for (const json& file : identities) total += file["size"].get<int64_t>();
+bool Build::resume() try {
+  const fs::path file = dir_ / kSaved;
+  if (!fs::exists(file)) return false;
+  const std::string content = read_file(file);
+  const size_t header_size = content.find('\n');
+  if (header_size == std::string::npos) return false;
+  const json header = json::parse(content.substr(0, header_size), nullptr, false);
+  if (!header.is_object() || header.value("tokenizer", "") != job_.tokenizer.fingerprint() ||
+      header.value("sources", json()) != job_.identities) {
+    return false;
+  }
+  const auto pending = header.at("pending").get<size_t>();
+  if (header_size + 1 + pending > content.size()) return false;
+  if (!tokens_.resume(header.at("tokens"), content.substr(header_size + 1, pending)) ||
+      !offsets_.resume(header.at("documents"), content.substr(header_size + 1 + pending))) {
+    return false;
+  }
+  position_ = {header.at("file"), header.at("offset"), header.at("line")};
+  checksums_ = header.at("checksums").get<std::vector<std::string>>();
+  return true;
+} catch (const json::exception&) {
+  return false;  // a key is missing
+}
+
+std::vector<std::string> Build::checksums(const CorpusReader& reader) const {
+  std::vector<std::string> all = reader.checksums();
+  std::copy(checksums_.begin(), checksums_.end(), all.begin());
+  return all;
+}
+
+void Build::save(const CorpusReader& reader) {
+  // The reader is ahead of what is written.
+  std::vector<std::string> sums = checksums(reader);
+  sums.resize(static_cast<size_t>(position_.file));
+  const json header = {{"tokenizer", job_.tokenizer.fingerprint()},
+                       {"sources", job_.identities},
+                       {"checksums", sums},
+                       {"file", position_.file},
+                       {"offset", position_.offset},
+                       {"line", position_.line},
+                       {"tokens", tokens_.size()},
+                       {"documents", offsets_.size()},
+                       {"pending", tokens_.pending().size()}};
+  tokens_.sync();
+  offsets_.sync();
+  write_file_atomically(dir_ / kSaved, header.dump(-1, ' ', false, json::error_handler_t::replace) + "\n" +
+                                           tokens_.pending() + offsets_.pending());
+}
+
+void Build::put(const EncodedBlock& block) {
+  for (const int64_t start : block.starts) {
+    const int64_t offset = tokens_.size() + start;
+    offsets_.append(&offset, 1);
+  }
+  if (wide_) {
+    tokens_.append(block.ids.data(), std::ssize(block.ids));
+  } else {
+    narrow_.assign(block.ids.begin(), block.ids.end());
+    tokens_.append(narrow_.data(), std::ssize(narrow_));
+  }
+  position_ = block.end;
+}
+
+void Build::run() {
+  using Clock = std::chrono::steady_clock;
+  int64_t total = 0;
+  for (const json& file : job_.identities) total += file["size"].get<int64_t>();
   std::optional<Progress> progress;
   if (total >= kBytesWorthABar) progress.emplace("tokenize", total, "bytes");
-  Writer writer(dir, tokenizer);
-  for (size_t i = 0; i < files.size(); ++i) {
-    const MappedFile file(files[i]);
-    writer.add_document(file.text(), [&](int64_t bytes) {
-      done += bytes;
-      if (progress) progress->update(done, files[i].filename().string());
-    });
-    identities[i]["checksum"] = bytes_checksum(file.text());
+  CorpusReader reader(job_.files, job_.tokenizer);
+  reader.skip_to(position_);
+  WorkerPool pool(job_.options.threads);
+  std::deque<std::future<EncodedBlock>> encoding;  // in the order of the text
+  auto saved = Clock::now();
+  for (bool at_end = false; !at_end || !encoding.empty();) {
+    // Enough blocks that no thread waits for this one, and no more: they are what takes memory.
+    while (!at_end && std::ssize(encoding) < 2 * pool.threads() + 2) {
+      auto block = reader.next();
+      at_end = !block;
+      if (block) {
+        encoding.push_back(pool.submit([block = std::move(*block), &tokenizer = job_.tokenizer] {
+          return encode_block(block, tokenizer);
+        }));
+      }
+    }
+    if (encoding.empty()) break;
+    const EncodedBlock block = encoding.front().get();
+    encoding.pop_front();
+    put(block);
+    if (progress) progress->update(block.stored, human_count(static_cast<double>(tokens_.size())) + " tokens");
+    const bool stop = interrupted();
+    if (stop || Clock::now() - saved >= std::chrono::duration<double>(job_.options.save_interval_s)) {
+      save(reader);
+      saved = Clock::now();
+    }
+    if (stop) throw Error("stopped before all text was tokenized", "the same command continues where it stopped", 130);
   }
-  writer.finish();
-  const json attributes = {{"tokenizer", tokenizer.fingerprint()},
-                           {"vocab_size", tokenizer.vocab_size()},
-                           {"end_of_text", tokenizer.end_of_text()},
-                           {"sources", std::move(identities)}};
-  write_file_atomically(dir / ".zattrs", attributes.dump(1, ' ', false, json::error_handler_t::replace) + "\n");
-  write_file_atomically(dir / ".zgroup", "{\n  \"zarr_format\": 2\n}\n");
+  finish(reader);
+}
+
+void Build::finish(const CorpusReader& reader) {
+  const int64_t end = tokens_.size();
+  offsets_.append(&end, 1);
+  tokens_.finish();
+  offsets_.finish();
+  json sources = job_.identities;
+  const std::vector<std::string> sums = checksums(reader);
+  for (size_t i = 0; i < sources.size(); ++i) sources[i]["checksum"] = sums[i];
+  const json attributes = {{"tokenizer", job_.tokenizer.fingerprint()},
+                           {"vocab_size", job_.tokenizer.vocab_size()},
+                           {"end_of_text", job_.tokenizer.end_of_text()},
+                           {"sources", std::move(sources)}};
+  write_file_atomically(dir_ / ".zattrs", attributes.dump(1, ' ', false, json::error_handler_t::replace) + "\n");
+  write_file_atomically(dir_ / ".zgroup", "{\n  \"zarr_format\": 2\n}\n");
+  fs::remove(dir_ / kSaved);
+}
+
+void build(const fs::path& dir, const Job& job) {
+  {
+    Build going_on(dir, job);
+    if (going_on.resume()) {
+      if (job.options.on_resume) job.options.on_resume();
+      return going_on.run();
+    }
+  }
+  // What a build of something else left behind.
+  for (const char* name : {"tokens", "doc_offsets", ".zattrs", ".zgroup", kSaved}) fs::remove_all(dir / name);
+  Build(dir, job).run();
 }
 
 /// A folder beside `dir` whose name says what it is for.
@@ -192,12 +243,12 @@ void replace(const fs::path& built, const fs::path& dir) {
 
 }  // namespace
 
-TokenStore build_token_store(const std::vector<fs::path>& sources, const Tokenizer& tokenizer, const fs::path& where) {
+TokenStore build_token_store(const std::vector<fs::path>& sources, const Tokenizer& tokenizer, const fs::path& where,
+                             const BuildOptions& options) {
   const fs::path dir = fs::absolute(where).lexically_normal();
-  const std::vector<fs::path> files = text_files(sources);
-  json identities = json::array();
-  for (const fs::path& file : files) identities.push_back(identity(file));
-  if (is_store_of(dir, files, identities, tokenizer)) return TokenStore::open(dir);
+  Job job{find_text_files(sources), json::array(), tokenizer, options};
+  for (const fs::path& file : job.files) job.identities.push_back(identity(file));
+  if (is_store_of(dir, job.files, job.identities, tokenizer)) return TokenStore::open(dir);
   if (fs::exists(dir) && !fs::exists(dir / ".zgroup") && !(fs::is_directory(dir) && fs::is_empty(dir))) {
     throw Error(fmt::format("{} exists and is no token store", dir.string()),
                 "name a folder of its own for the tokens");
@@ -207,9 +258,7 @@ TokenStore build_token_store(const std::vector<fs::path>& sources, const Tokeniz
     fs::create_directories(building);
     {
       const DirectoryLock lock(building);
-      // What a build that was killed left behind.
-      for (const char* name : {"tokens", "doc_offsets", ".zattrs", ".zgroup"}) fs::remove_all(building / name);
-      write_store(building, files, std::move(identities), tokenizer);
+      build(building, job);
       fs::remove(building / ".lock");
       replace(building, dir);
     }

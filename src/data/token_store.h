@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,7 +20,10 @@ namespace fox::data {
 /// one token. It has no bytes, so bits per byte are counted over the text alone.
 class TokenStore {
  public:
-  /// Throws Error naming the file that is missing or damaged.
+  /// Whether `dir` is a folder that open() would take.
+  static bool is_store(const std::filesystem::path& dir);
+  /// Opens a store, or one of LongCrawl64's arrays as if it were one: its documents are the rows, and no end_of_text
+  /// leads them. Throws Error naming the file that is missing or damaged.
   static TokenStore open(const std::filesystem::path& dir);
   ~TokenStore();
   TokenStore(TokenStore&&) noexcept;
@@ -31,18 +35,27 @@ class TokenStore {
   /// Tokens [first, first + out.size()); throws naming the chunk file that is missing or damaged. Thread-safe.
   void read(int64_t first, std::span<int32_t> out) const;
 
- private:
   struct Impl;
+
+ private:
   explicit TokenStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 
-/// Text files and folders (searched for *.txt, sorted by path) → one document a file → tokens → a store at `dir`. Does
-/// nothing when `dir` already holds the store of the same files (sizes, times, contents' hash) and tokenizer. Built
-/// beside and renamed; memory does not grow with the text. Shows a progress bar when it takes more than a moment.
-/// Throws Error for sources that are missing or hold no text file, and when `dir` holds something else than a token
-/// store.
+struct BuildOptions {
+  int64_t threads = 0;              ///< that encode; 0: one a core. The store is the same for any number
+  double save_interval_s = 10;      ///< how much work a kill may cost
+  std::function<void()> on_resume = nullptr;  ///< called when it goes on where a killed build had come to
+};
+
+/// Files and folders of text and of JSON lines (corpus_files.h) → documents → tokens → a store at `dir`. Does nothing
+/// when `dir` already holds the store of the same files (sizes, times, contents' hash) and tokenizer. Built beside and
+/// renamed; a build that was killed goes on from what it saved last and ends with the same bytes. Memory does not grow
+/// with the text (CorpusReader says what it holds). Shows a progress bar when it takes more than a moment. Once
+/// interrupted() it saves and throws an Error with exit code 130.
+/// Throws Error for sources that are missing or hold no text file, for lines that are not JSON, and when `dir` holds
+/// something else than a token store.
 TokenStore build_token_store(const std::vector<std::filesystem::path>& sources, const Tokenizer& tokenizer,
-                             const std::filesystem::path& dir);
+                             const std::filesystem::path& dir, const BuildOptions& options = {});
 
 }  // namespace fox::data

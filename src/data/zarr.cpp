@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/mapped_file.h"
 
 namespace fox::data {
 
@@ -17,7 +19,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kRecentBytes = 64 << 20;
+/// Of the arrays that we write: what a reader of a few thousand tokens must decode.
+constexpr int kBlockBytes = 1 << 16;
+constexpr const char* kChecksumLines = ".checksums";
 constexpr const char* kChecksums = "chunk_xxh3_128";
 constexpr const char* kDamaged = "make the store, or fetch the file, again";
 
@@ -36,7 +40,8 @@ std::map<std::string, std::string> read_checksums(const fs::path& attributes) {
   return checksums;
 }
 
-std::string decompress(const std::string& stored, int64_t expected, const fs::path& file) {
+/// Throws when `stored` is no whole Blosc buffer of `expected` bytes.
+void check_buffer(std::string_view stored, int64_t expected, const fs::path& file) {
   size_t size = 0;
   // Reads the header only, and checks that it agrees with the length of the file.
   if (blosc_cbuffer_validate(stored.data(), stored.size(), &size) != 0) {
@@ -46,7 +51,11 @@ std::string decompress(const std::string& stored, int64_t expected, const fs::pa
     throw Error(fmt::format("{} holds {} bytes of elements, but a chunk has {}", file.string(), size, expected),
                 kDamaged);
   }
-  std::string bytes(size, '\0');
+}
+
+std::string decompress(std::string_view stored, int64_t expected, const fs::path& file) {
+  check_buffer(stored, expected, file);
+  std::string bytes(static_cast<size_t>(expected), '\0');
   if (blosc_decompress_ctx(stored.data(), bytes.data(), bytes.size(), 1) != expected) {
     throw Error(fmt::format("{} cannot be decompressed", file.string()), kDamaged);
   }
@@ -66,28 +75,62 @@ bool advance(std::vector<int64_t>& index, const std::vector<int64_t>& first, con
 
 }  // namespace
 
-ZarrArray::ZarrArray(fs::path dir, const std::string& dtype) : dir_(std::move(dir)) {
-  const fs::path file = dir_ / ".zarray";
+ZarrMeta ZarrMeta::read(const fs::path& dir) {
+  const fs::path file = dir / ".zarray";
   if (!fs::exists(file))
-    throw Error(fmt::format("{} is no zarr array: it has no .zarray", dir_.string()), "name the array's folder");
-  meta_ = ZarrMeta::parse(read_file(file), file.string());
+    throw Error(fmt::format("{} is no zarr array: it has no .zarray", dir.string()), "name the array's folder");
+  return parse(read_file(file), file.string());
+}
+
+ZarrArray::ZarrArray(fs::path dir, const std::string& dtype, int64_t recent_bytes)
+    : dir_(std::move(dir)), meta_(ZarrMeta::read(dir_)) {
   if (meta_.dtype != dtype) {
-    throw Error(fmt::format("{}: 'dtype' must be \"{}\", not \"{}\"", file.string(), dtype, meta_.dtype), kDamaged);
+    const std::string file = (dir_ / ".zarray").string();
+    throw Error(fmt::format("{}: 'dtype' must be \"{}\", not \"{}\"", file, dtype, meta_.dtype), kDamaged);
   }
   checksums_ = read_checksums(dir_ / ".zattrs");
-  most_recent_ = static_cast<size_t>(std::max<int64_t>(1, kRecentBytes / meta_.chunk_bytes()));
+  most_recent_ = static_cast<size_t>(std::max<int64_t>(1, recent_bytes / meta_.chunk_bytes()));
+}
+
+fs::path ZarrArray::chunk_file(const std::string& name) const {
+  fs::path file = dir_ / name;
+  if (fs::exists(file)) return file;
+  throw Error(fmt::format("{} is missing", file.string()), "the store is not complete: " + std::string(kDamaged));
+}
+
+void ZarrArray::check(const std::string& name, std::string_view stored) const {
+  const auto it = checksums_.find(name);
+  if (it == checksums_.end() || bytes_checksum(stored) == it->second) return;
+  throw Error(fmt::format("{} ({} bytes) is damaged: its checksum is not {}", (dir_ / name).string(), stored.size(),
+                          it->second),
+              kDamaged);
+}
+
+void ZarrArray::read_items(int64_t index, int64_t first, int64_t count, char* out) const {
+  const std::string name = std::to_string(index);
+  const MappedFile file(chunk_file(name));
+  const std::string_view stored = file.bytes();
+  bool checked;
+  {
+    const std::lock_guard lock(mutex_);
+    checked = checked_.contains(index);
+  }
+  // A sum needs the whole chunk, so it is taken once.
+  if (!checked) {
+    check(name, stored);
+    const std::lock_guard lock(mutex_);
+    checked_.insert(index);
+  }
+  check_buffer(stored, meta_.chunk_bytes(), dir_ / name);
+  const int64_t bytes = count * meta_.item_bytes();
+  if (blosc_getitem(stored.data(), static_cast<int>(first), static_cast<int>(count), out) != bytes)
+    throw Error(fmt::format("{} cannot be decompressed", (dir_ / name).string()), kDamaged);
 }
 
 ZarrArray::Chunk ZarrArray::load(const std::string& name) const {
-  const fs::path file = dir_ / name;
-  if (!fs::exists(file))
-    throw Error(fmt::format("{} is missing", file.string()), "the store is not complete: " + std::string(kDamaged));
+  const fs::path file = chunk_file(name);
   std::string bytes = read_file(file);
-  if (const auto it = checksums_.find(name); it != checksums_.end() && bytes_checksum(bytes) != it->second) {
-    throw Error(
-        fmt::format("{} ({} bytes) is damaged: its checksum is not {}", file.string(), bytes.size(), it->second),
-        kDamaged);
-  }
+  check(name, bytes);
   if (meta_.blosc) {
     bytes = decompress(bytes, meta_.chunk_bytes(), file);
   } else if (static_cast<int64_t>(bytes.size()) != meta_.chunk_bytes()) {
@@ -138,7 +181,6 @@ void ZarrArray::read(std::span<const int64_t> start, std::span<const int64_t> co
 
 void ZarrArray::copy_part(const Index& index, std::span<const int64_t> start, std::span<const int64_t> count,
                           char* out) const {
-  const Chunk source = chunk(index);
   const size_t n = index.size();
   const int64_t item = meta_.item_bytes();
   Index from(n), past(n);  // the part of the box that lies in this chunk
@@ -146,6 +188,11 @@ void ZarrArray::copy_part(const Index& index, std::span<const int64_t> start, st
     from[d] = std::max(start[d], index[d] * meta_.chunks[d]);
     past[d] = std::min(start[d] + count[d], (index[d] + 1) * meta_.chunks[d]);
   }
+  if (n == 1 && meta_.blosc && past[0] - from[0] <= meta_.chunks[0] / 4) {
+    return read_items(index[0], from[0] - index[0] * meta_.chunks[0], past[0] - from[0],
+                      out + (from[0] - start[0]) * item);
+  }
+  const Chunk source = chunk(index);
   const auto row_bytes = static_cast<size_t>((past[n - 1] - from[n - 1]) * item);
   Index at = from;
   do {
@@ -162,9 +209,35 @@ ZarrWriter::ZarrWriter(fs::path dir, const std::string& dtype, int64_t chunk) : 
   meta_.shape = {0};
   meta_.chunks = {chunk};
   meta_.dtype = dtype;
-  meta_.blosc = ZarrMeta::Blosc{};
+  meta_.blosc = ZarrMeta::Blosc{.blocksize = kBlockBytes};
   pending_.reserve(static_cast<size_t>(meta_.chunk_bytes()));
   fs::create_directories(dir_);
+}
+
+bool ZarrWriter::resume(int64_t size, std::string pending) {
+  const int64_t chunks = size / meta_.chunks[0];
+  if (std::ssize(pending) != size % meta_.chunks[0] * meta_.item_bytes()) return false;
+  std::ifstream lines(dir_ / kChecksumLines);
+  checksums_.clear();
+  for (std::string line; std::ssize(checksums_) < chunks && std::getline(lines, line);) {
+    if (!fs::exists(dir_ / std::to_string(checksums_.size()))) return false;
+    checksums_.push_back(std::move(line));
+  }
+  if (std::ssize(checksums_) < chunks) return false;
+  std::string kept;
+  for (const std::string& line : checksums_) kept += line + "\n";
+  write_file_atomically(dir_ / kChecksumLines, kept);
+  std::vector<fs::path> later;
+  for (const auto& entry : fs::directory_iterator(dir_)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_chunk = name.find_first_not_of("0123456789") == std::string::npos && name.size() < 18;
+    if (name != kChecksumLines && !(is_chunk && std::stoll(name) < chunks)) later.push_back(entry.path());
+  }
+  for (const fs::path& file : later) fs::remove(file);
+  pending_ = std::move(pending);
+  pending_.reserve(static_cast<size_t>(meta_.chunk_bytes()));
+  meta_.shape[0] = size;
+  return true;
 }
 
 void ZarrWriter::append(const void* elements, int64_t count) {
@@ -180,19 +253,30 @@ void ZarrWriter::append(const void* elements, int64_t count) {
   meta_.shape[0] += count;
 }
 
+std::string compress_chunk(const ZarrMeta& meta, const void* elements) {
+  const auto bytes = static_cast<size_t>(meta.chunk_bytes());
+  std::string stored(bytes + BLOSC_MAX_OVERHEAD, '\0');
+  const ZarrMeta::Blosc& blosc = *meta.blosc;
+  const int size = blosc_compress_ctx(blosc.clevel, blosc.shuffle, static_cast<size_t>(meta.item_bytes()), bytes,
+                                      elements, stored.data(), stored.size(), blosc.cname.c_str(),
+                                      static_cast<size_t>(blosc.blocksize), 1);
+  if (size <= 0) throw Error(fmt::format("cannot compress a chunk of {} bytes", bytes), "is the machine out of memory?");
+  stored.resize(static_cast<size_t>(size));
+  return stored;
+}
+
 void ZarrWriter::write_chunk() {
   pending_.resize(static_cast<size_t>(meta_.chunk_bytes()));  // the last one is padded with zeros
-  std::string stored(pending_.size() + BLOSC_MAX_OVERHEAD, '\0');
-  const ZarrMeta::Blosc& blosc = *meta_.blosc;
-  const int size =
-      blosc_compress_ctx(blosc.clevel, blosc.shuffle, static_cast<size_t>(meta_.item_bytes()), pending_.size(),
-                         pending_.data(), stored.data(), stored.size(), blosc.cname.c_str(), 0, 1);
-  if (size <= 0)
-    throw Error(fmt::format("cannot compress a chunk of {}", dir_.string()), "is the machine out of memory?");
-  stored.resize(static_cast<size_t>(size));
+  const std::string stored = compress_chunk(meta_, pending_.data());
   write_file_atomically(dir_ / std::to_string(checksums_.size()), stored);
   checksums_.push_back(bytes_checksum(stored));
+  std::ofstream(dir_ / kChecksumLines, std::ios::app) << checksums_.back() << '\n';
   pending_.clear();
+}
+
+void ZarrWriter::sync() const {
+  // The chunks themselves are synced one by one.
+  if (!checksums_.empty()) sync_path(dir_ / kChecksumLines);
 }
 
 void ZarrWriter::finish() {
@@ -201,6 +285,7 @@ void ZarrWriter::finish() {
   for (size_t i = 0; i < checksums_.size(); ++i) checksums[std::to_string(i)] = checksums_[i];
   write_file_atomically(dir_ / ".zattrs", nlohmann::ordered_json{{kChecksums, checksums}}.dump(1) + "\n");
   write_file_atomically(dir_ / ".zarray", meta_.to_json());
+  fs::remove(dir_ / kChecksumLines);
 }
 
 }  // namespace fox::data

@@ -139,7 +139,7 @@ std::string ZarrMeta::to_json() const {
                           {"cname", blosc->cname},
                           {"clevel", blosc->clevel},
                           {"shuffle", blosc->shuffle},
-                          {"blocksize", 0}};
+                          {"blocksize", blosc->blocksize}};
   }
   return root.dump(2) + "\n";
 }

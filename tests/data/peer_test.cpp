@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "data/json_escape.h"
+#include "data/longcrawl64.h"
 #include "data/token_store.h"
 #include "data/tokenizer.h"
 #include "data/zarr.h"
@@ -49,6 +51,26 @@ TEST_F(Peer, EncodesWithTokenizersOfOthers) {
 }
 
 TEST_F(Peer, WritesATokenStore) { build_token_store({dir_ / "corpus"}, Tokenizer::gpt2(768), dir_ / "store"); }
+
+TEST_F(Peer, TokenizesSlimPajamasLayout) {
+  build_token_store({dir_ / "slimpajama"}, Tokenizer::gpt2(), dir_ / "slimpajama-store", {.threads = 2});
+}
+
+TEST_F(Peer, EncodesAndDecodesEscapedText) {
+  const Tokenizer tokenizer = Tokenizer::gpt2_json();
+  write_ids("ids-json.json", tokenizer);
+  json decoded = json::array();
+  for (const json& text : read("escaped.json")) decoded.push_back(json_unescaped(text.get<std::string>()));
+  std::ofstream(dir_ / "decoded.json") << decoded;
+}
+
+TEST_F(Peer, ReadsLongCrawl64) {
+  const LongCrawl64 data(dir_ / "longcrawl64.zarr");
+  std::vector<uint16_t> tokens(static_cast<size_t>(data.num_tokens()));
+  data.read(0, data.num_documents(), 0, data.document_tokens(), tokens.data());
+  std::ofstream(dir_ / "longcrawl64.bin", std::ios::binary)
+      .write(reinterpret_cast<const char*>(tokens.data()), std::ssize(tokens) * 2);
+}
 
 TEST_F(Peer, ReadsArraysOfOthers) {
   for (const json& box : read("boxes.json")) {

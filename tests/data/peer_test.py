@@ -12,6 +12,7 @@ import sys
 import tempfile
 import unicodedata
 import unittest
+import warnings
 
 try:
     import numcodecs
@@ -20,6 +21,8 @@ try:
     import zarr
 
     import peers
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+    import make_longcrawl64
 except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
@@ -51,6 +54,26 @@ def llama3_like(regex_byte_level):
     return tokenizer
 
 
+def random_escapes(count):
+    """What a model of escaped text might write: whole, malformed and foreign escapes, quotes, bytes beyond ASCII."""
+    source = random.Random(2)
+    pieces = ["a", " the", "\\n", "\\t", "\\r", "\\b", "\\f", '\\"', "\\\\", "\\/", "\\u00e9", "\\u4e2d", "\\ud83d\\ude00", "\\ud83d", "\\ude00", "\\u12",
+              "\\u", "\\x41", "\\x4", "\\101", "\\8", "\\07", "\\U0001F600", "\\U00110000", "\\U0001", "\\a", "\\v", "\\'", "\\q", "\\\n", "\n", '"', "é",
+              "😀", "\\", "\\N", "\\Nx", "\\é", "\x7f", "9", "f"]
+    return ["".join(source.choice(pieces) for _ in range(source.randrange(0, 8))) for _ in range(count)]
+
+
+def published_decode(text):
+    """The rules of LongCrawl64's tokenizer."""
+    try:
+        decoded = json.loads('"' + text + '"')
+    except json.JSONDecodeError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of escapes that Python does not know
+            decoded = text.encode("utf-8").decode("unicode_escape", errors="ignore")
+    return decoded.encode("utf-8", errors="ignore").decode("utf-8")
+
+
 class PeerTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -66,6 +89,16 @@ class PeerTest(unittest.TestCase):
         (cls.dir / "corpus").mkdir()
         for name, text in cls.corpus.items():
             (cls.dir / "corpus" / name).write_text(text, encoding="utf-8")
+        cls.documents = cls.texts[:400]
+        for number in range(4):
+            folder = cls.dir / "slimpajama" / f"chunk{1 + number // 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = "".join(json.dumps({"text": text, "meta": {"redpajama_set_name": "RedPajamaC4"}}, ensure_ascii=number % 2 == 0) + "\n"
+                            for text in cls.documents[number * 100:number * 100 + 100])
+            (folder / f"example_train_{number}.jsonl.zst").write_bytes(numcodecs.zstd.Zstd(level=3).encode(lines.encode("utf-8")))
+        cls.escaped = random_escapes(20000)
+        cls.write("escaped.json", cls.escaped)
+        cls.longcrawl64 = make_longcrawl64.make(cls.dir / "longcrawl64.zarr", 2100, 4196)
         cls.boxes = cls.make_arrays()
         cls.write("boxes.json", [{k: v for k, v in box.items() if k != "expected"} for box in cls.boxes])
         environment = {**os.environ, "FOX_PEER_DIR": str(cls.dir)}
@@ -142,6 +175,31 @@ class PeerTest(unittest.TestCase):
         numpy.testing.assert_array_equal(tokens, expected)
         numpy.testing.assert_array_equal(offsets, starts)
         self.assertEqual([pathlib.Path(s["path"]).name for s in group.attrs["sources"]], list(self.corpus))
+
+    def test_slimpajamas_layout_is_tokenized_as_tiktoken_does(self):
+        encoding = peers.tiktoken_gpt2(50000)
+        expected, starts = [], [0]
+        for text in self.documents:
+            expected += [50256, *encoding.encode_ordinary(text)]
+            starts.append(len(expected))
+        group = zarr.open_group(str(self.dir / "slimpajama-store"), mode="r")
+        numpy.testing.assert_array_equal(group["tokens"][:], expected)
+        numpy.testing.assert_array_equal(group["doc_offsets"][:], starts)
+
+    def test_escaped_text_is_encoded_and_decoded_as_published(self):
+        encoding = peers.tiktoken_gpt2(50000)
+        for text, ids in zip(self.texts, self.read("ids-json.json"), strict=True):
+            self.assertEqual(ids, encoding.encode_ordinary(json.dumps(text)[1:-1]), text)
+        for text, decoded in zip(self.escaped, self.read("decoded.json"), strict=True):
+            self.assertEqual(decoded, published_decode(text), text)
+
+    def test_longcrawl64_is_read_as_zarr_reads_it(self):
+        array = zarr.open(str(self.dir / "longcrawl64.zarr"), mode="r")
+        self.assertEqual((array.chunks, array.dtype.str, array.compressor.cname), ((2048, 2048), "<u2", "lz4"))
+        self.assertTrue((self.dir / "longcrawl64.zarr" / "1.2").is_file())
+        tokens = numpy.fromfile(self.dir / "longcrawl64.bin", dtype="<u2").reshape(array.shape)
+        numpy.testing.assert_array_equal(tokens, array[:])
+        numpy.testing.assert_array_equal(tokens, self.longcrawl64)
 
     def test_arrays_of_others_read_the_same(self):
         for box in self.boxes:

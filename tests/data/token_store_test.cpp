@@ -169,10 +169,10 @@ TEST_F(TokenStoreTest, LeftoversOfAKilledBuildDoNoHarm) {
 TEST_F(TokenStoreTest, BadSourcesAndPlacesAreNamed) {
   const fs::path file = text("a.txt", "abc");
   EXPECT_EQ(complaint([&] { build({dir_ / "nowhere"}, bytes_tokenizer()); }),
-            (dir_ / "nowhere").string() + " does not exist");
+            "there is no " + (dir_ / "nowhere").string());
   fs::create_directory(dir_ / "hollow");
   EXPECT_EQ(complaint([&] { build({dir_ / "hollow"}, bytes_tokenizer()); }),
-            (dir_ / "hollow").string() + " holds no *.txt file");
+            (dir_ / "hollow").string() + " holds no *.txt or *.jsonl file");
   EXPECT_EQ(complaint([&] { build({}, bytes_tokenizer()); }), "no text to read");
   text("store/letters.txt", "precious");
   EXPECT_EQ(complaint([&] { build({file}, bytes_tokenizer()); }), store_.string() + " exists and is no token store");
