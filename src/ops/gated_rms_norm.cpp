@@ -1,64 +1,108 @@
 #include "ops/gated_rms_norm.h"
 
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "kernels/cpu/rms_norm.h"
 #include "ops/common.h"
+#include "ops/gated_rms_norm_steps.h"
 #include "ops/rms_norm.h"
 
-// The CPU side is a composition of other operators, on whatever device its tensors are: the CUDA side calls it for
-// shapes that its kernel does not take.
 namespace fox::ops {
 namespace {
 
 /// dx, dgate, dweight.
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using Gradients = GatedRmsNormGradients;
 using Forward = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, int64_t, bool);
 using Backward = Gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, double, int64_t,
                            bool);
 
-// What rms_norm does not check itself.
-void check(const at::Tensor& x, const at::Tensor& gate) {
+void check(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, int64_t num_groups) {
   constexpr const char* kOp = "gated_rms_norm";
+  check_floating(kOp, "x", x);
+  if (x.dim() < 1 || num_groups < 1 || x.size(-1) % num_groups != 0) {
+    throw Error(fmt::format("gated_rms_norm: x has shape {} and num_groups is {}", shape_string(x.sizes()), num_groups),
+                "num_groups divides the last dimension of x");
+  }
   check_shape(kOp, "gate", gate, x.sizes(), "that of x");
   check_dtype(kOp, "gate", gate, x.scalar_type());
   check_device(kOp, "gate", gate, "x", x);
+  check_floating(kOp, "weight", weight);
+  check_device(kOp, "weight", weight, "x", x);
+  const int64_t width = x.size(-1), group_width = width / num_groups;
+  if (weight.dim() != 1 || (weight.size(0) != width && weight.size(0) != group_width)) {
+    throw Error(fmt::format("gated_rms_norm: weight has shape {}", shape_string(weight.sizes())),
+                fmt::format("supported: ({},), or ({},) shared by the groups", width, group_width));
+  }
 }
 
-at::Tensor forward_meta(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, double eps,
+at::Tensor forward_meta(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, double,
                         int64_t num_groups, bool) {
-  check(x, gate);
-  return rms_norm(x, weight, eps, num_groups);
+  check(x, gate, weight, num_groups);
+  return at::empty(x.sizes(), x.options());
 }
 
-at::Tensor forward_composed(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, double eps,
-                            int64_t num_groups, bool silu) {
-  check(x, gate);
-  const auto type = compute_type(x.scalar_type());
-  const auto z = cast(gate, type);
-  return cast(rms_norm(cast(x, type), weight, eps, num_groups).mul_(silu ? at::silu(z) : at::sigmoid(z)),
-              x.scalar_type());
+/// The tensors in the dtype and layout that the kernel reads; it must outlive the kernel's parameters.
+struct Inputs {
+  Rows x, gate;
+  at::Tensor weight;
+
+  Inputs(const at::Tensor& x_in, const at::Tensor& gate_in, const at::Tensor& weight_in)
+      : x(as_rows(cast(x_in, compute_type(x_in.scalar_type())))),
+        gate(as_rows(cast(gate_in, compute_type(x_in.scalar_type())))),
+        weight(cast(weight_in, compute_type(x_in.scalar_type())).contiguous()) {}
+
+  template <class T>
+  kernels::RmsNormParams<T> params(double eps, int64_t num_groups, bool silu) const {
+    const int64_t width = x.width / num_groups;
+    return {.x = x.tensor.const_data_ptr<T>(),
+            .x_stride = x.stride,
+            .weight = weight.const_data_ptr<T>(),
+            .weight_stride = weight.size(0) == width ? 0 : width,
+            .rows = x.rows,
+            .groups = num_groups,
+            .width = width,
+            .eps = eps,
+            .gate = gate.tensor.const_data_ptr<T>(),
+            .gate_stride = gate.stride,
+            .silu = silu};
+  }
+};
+
+at::Tensor forward_cpu(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, double eps,
+                       int64_t num_groups, bool silu) {
+  check(x, gate, weight, num_groups);
+  const Inputs in(x, gate, weight);
+  auto y = at::empty(x.sizes(), in.x.tensor.options());
+  dispatch_real(y.scalar_type(),
+                [&]<class T>() { kernels::rms_norm(in.params<T>(eps, num_groups, silu), y.mutable_data_ptr<T>()); });
+  return cast(y, x.scalar_type());
 }
 
 Gradients backward_meta(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
-                        double, int64_t, bool) {
-  check(x, gate);
+                        double, int64_t num_groups, bool) {
+  check(x, gate, weight, num_groups);
   check_shape("gated_rms_norm_backward", "dy", dy, x.sizes(), "that of x");
   return {at::empty(x.sizes(), x.options()), at::empty(gate.sizes(), gate.options()),
           at::empty(weight.sizes(), weight.options())};
 }
 
-Gradients backward_composed(const at::Tensor& dy, const at::Tensor& x_in, const at::Tensor& gate,
-                            const at::Tensor& weight, double eps, int64_t num_groups, bool silu) {
-  static const auto norm_backward = find_operator<std::tuple<at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, int64_t)>(
-      "fox::rms_norm_backward");
-  check(x_in, gate);
-  check_shape("gated_rms_norm_backward", "dy", dy, x_in.sizes(), "that of x");
-  const auto type = compute_type(x_in.scalar_type());
-  const auto x = cast(x_in, type), z = cast(gate, type), g = cast(dy, type);
-  const auto active = silu ? at::silu(z) : at::sigmoid(z);
-  auto [dx, dweight] = norm_backward.call(g * active, x, weight, eps, num_groups);
-  const auto dactive = rms_norm(x, weight, eps, num_groups).mul_(g);
-  const auto dgate = silu ? at::silu_backward(dactive, z) : at::sigmoid_backward(dactive, active);
-  return {cast(dx, x_in.scalar_type()), cast(dgate, gate.scalar_type()), dweight};
+Gradients backward_cpu(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
+                       double eps, int64_t num_groups, bool silu) {
+  check(x, gate, weight, num_groups);
+  check_shape("gated_rms_norm_backward", "dy", dy, x.sizes(), "that of x");
+  const Inputs in(x, gate, weight);
+  const auto& options = in.x.tensor.options();
+  const auto g = cast(dy, in.weight.scalar_type()).contiguous();
+  auto dx = at::empty(x.sizes(), options), dgate = at::empty(x.sizes(), options);
+  auto dweight = at::empty(weight.sizes(), options);
+  dispatch_real(in.weight.scalar_type(), [&]<class T>() {
+    const auto p = in.params<T>(eps, num_groups, silu);
+    const at::Tensor workspace = at::empty({kernels::rms_norm_backward_workspace(p)}, options);
+    kernels::rms_norm_backward(p, g.const_data_ptr<T>(), dx.mutable_data_ptr<T>(), dweight.mutable_data_ptr<T>(),
+                               workspace.mutable_data_ptr<T>(), dgate.mutable_data_ptr<T>());
+  });
+  return {cast(dx, x.scalar_type()), cast(dgate, gate.scalar_type()), cast(dweight, weight.scalar_type())};
 }
 
 class GatedRmsNorm : public torch::autograd::Function<GatedRmsNorm> {
@@ -96,8 +140,8 @@ TORCH_LIBRARY_FRAGMENT(fox, m) {
       "-> (Tensor dx, Tensor dgate, Tensor dweight)");
 }
 TORCH_LIBRARY_IMPL(fox, CPU, m) {
-  m.impl("gated_rms_norm", forward_composed);
-  m.impl("gated_rms_norm_backward", backward_composed);
+  m.impl("gated_rms_norm", forward_cpu);
+  m.impl("gated_rms_norm_backward", backward_cpu);
 }
 TORCH_LIBRARY_IMPL(fox, Meta, m) {
   m.impl("gated_rms_norm", forward_meta);
@@ -109,6 +153,28 @@ TORCH_LIBRARY_IMPL(fox, Autograd, m) {
 }
 
 }  // namespace
+
+at::Tensor gated_rms_norm_steps(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, double eps,
+                                int64_t num_groups, bool silu) {
+  const auto type = compute_type(x.scalar_type());
+  const auto z = cast(gate, type);
+  const auto normed = rms_norm(cast(x, type), weight, eps, num_groups);
+  return cast(normed * (silu ? at::silu(z) : at::sigmoid(z)), x.scalar_type());
+}
+
+Gradients gated_rms_norm_backward_steps(const at::Tensor& dy, const at::Tensor& x_in, const at::Tensor& gate,
+                                        const at::Tensor& weight, double eps, int64_t num_groups, bool silu) {
+  static const auto norm_backward = find_operator<std::tuple<at::Tensor, at::Tensor>(
+      const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, int64_t)>(
+      "fox::rms_norm_backward");
+  const auto type = compute_type(x_in.scalar_type());
+  const auto x = cast(x_in, type), z = cast(gate, type), g = cast(dy, type);
+  const auto active = silu ? at::silu(z) : at::sigmoid(z);
+  auto [dx, dweight] = norm_backward.call(g * active, x, weight, eps, num_groups);
+  const auto dactive = g * rms_norm(x, weight, eps, num_groups);
+  const auto dgate = silu ? at::silu_backward(dactive, z) : at::sigmoid_backward(dactive, active);
+  return {cast(dx, x_in.scalar_type()), cast(dgate, gate.scalar_type()), dweight};
+}
 
 at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, double eps,
                           int64_t num_groups, bool silu) {

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/sum_rows.h"
 #include "ops/cuda_common.h"
+#include "ops/gated_rms_norm_steps.h"
 
 // fox::rms_norm, fox::add_rms_norm and fox::gated_rms_norm: one kernel. Shapes that its fast path does not take are for
 // rms_norm's general one, and for the others' compositions.
@@ -148,7 +149,7 @@ AddGradients add_backward_cuda(const OptionalTensor& dsum, const at::Tensor& dno
 // --- with a gate -----------------------------------------------------------------------------------------------------
 
 using GatedForward = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, int64_t, bool);
-using GatedGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using GatedGradients = GatedRmsNormGradients;
 using GatedBackward = GatedGradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, double,
                                      int64_t, bool);
 
@@ -174,7 +175,7 @@ at::Tensor gated_forward_cuda(const at::Tensor& x, const at::Tensor& gate_in, co
     if (!fast) return;
     check_launch("gated_rms_norm", cuda::rms_norm(p, static_cast<T*>(nullptr), mutable_data<T>(y), stream_of(x)));
   });
-  return fast ? y : composed_results(op, x, gate_in, weight, eps, num_groups, silu);
+  return fast ? y : gated_rms_norm_steps(x, gate_in, weight, eps, num_groups, silu);
 }
 
 GatedGradients gated_backward_cuda(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gate_in,
@@ -192,7 +193,7 @@ GatedGradients gated_backward_cuda(const at::Tensor& dy, const at::Tensor& x, co
     if (!fast) return;
     dweight = backward<T, T, A>(p, g, {}, {.dx = mutable_data<T>(dx), .dgate = mutable_data<T>(dgate)}, in.weight);
   });
-  if (!fast) return composed_results(op, dy, x, gate_in, weight, eps, num_groups, silu);
+  if (!fast) return gated_rms_norm_backward_steps(dy, x, gate_in, weight, eps, num_groups, silu);
   return {dx, dgate, cast(dweight, weight.scalar_type())};
 }
 

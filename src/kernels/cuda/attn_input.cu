@@ -22,16 +22,17 @@ constexpr int kBlock = 128;
 
 // The place of a thread. threadIdx.x: heads side by side, each a team of `lanes`; threadIdx.y: runs side by side;
 // blockIdx: runs, slices of heads, rows of the batch. A lane holds elements k = 0, …, N - 1 of pieces i = 0, …, P - 1
-// in either half of its head; with P = 1 a lane has both or none.
-template <int N, int P>
+// in either half of its head; with P = 1 a lane has both or none. kLanes: how many make a team, 0 if only the launch
+// knows: sums over lanes are shorter where the compiler does.
+template <int N, int P, int kLanes>
 struct Place {
-  int lanes, lane, head, half, dim;
+  int team, lane, head, half, dim;
   bool has_head;
 
   template <class Params>
   __device__ Place(const Params& p, int lane_bits)
-      : lanes(1 << lane_bits),
-        lane(threadIdx.x & (lanes - 1)),
+      : team(1 << lane_bits),
+        lane(threadIdx.x & (lanes() - 1)),
         half(static_cast<int>(p.dim + 1) / 2),
         dim(static_cast<int>(p.dim)) {
     const int own = blockIdx.y * (blockDim.x >> lane_bits) + (threadIdx.x >> lane_bits);
@@ -39,12 +40,13 @@ struct Place {
     has_head = own <= last;
     head = min(own, last);
   }
+  __device__ int lanes() const { return kLanes ? kLanes : team; }
   __device__ bool has(int part, int i) const {
-    const int in_half = (i * lanes + lane) * N;
+    const int in_half = (i * lanes() + lane) * N;
     return in_half < half && (P == 1 || part * half + in_half < dim);
   }
   // A lane past the end stands on the head's first element.
-  __device__ int offset(int part, int i) const { return has(part, i) ? part * half + (i * lanes + lane) * N : 0; }
+  __device__ int offset(int part, int i) const { return has(part, i) ? part * half + (i * lanes() + lane) * N : 0; }
   // From the lane's first piece to another.
   __device__ int step(int part, int i) const { return offset(part, i) - offset(0, 0); }
 };
@@ -54,7 +56,8 @@ template <class T, int N, int P>
 struct Loaded {
   Raw<T, N> piece[2][P];
 
-  __device__ __forceinline__ void load(const Place<N, P>& at, const T* p) {
+  template <class At>
+  __device__ __forceinline__ void load(const At& at, const T* p) {
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
 #pragma unroll
@@ -78,20 +81,20 @@ struct Values {
     }
   }
   // The sum of f(part, k) over the lane's elements, and over the head.
-  template <class F>
-  static __device__ __forceinline__ A sum_own(const Place<N, P>& at, const F& f) {
+  template <class At, class F>
+  static __device__ __forceinline__ A sum_own(const At& at, const F& f) {
     A total = 0;
     each([&](int part, int k) {
       if (P == 1 || at.has(part, k / N)) total += f(part, k);
     });
     return P > 1 || at.has(0, 0) ? total : A(0);
   }
-  template <class F>
-  static __device__ __forceinline__ A sum(const Place<N, P>& at, const F& f) {
-    return sum_lanes(sum_own(at, f), at.lanes);
+  template <class At, class F>
+  static __device__ __forceinline__ A sum(const At& at, const F& f) {
+    return sum_lanes(sum_own(at, f), at.lanes());
   }
-  template <class T>
-  __device__ __forceinline__ void store(const Place<N, P>& at, T* p) const {
+  template <class At, class T>
+  __device__ __forceinline__ void store(const At& at, T* p) const {
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
 #pragma unroll
@@ -133,8 +136,8 @@ struct Row {
   }
 };
 
-template <int N, int P, class Params, class A>
-__device__ __forceinline__ void load_weight(const Params& p, const Place<N, P>& at, Values<A, N, P>& w) {
+template <int N, int P, class Params, class At, class A>
+__device__ __forceinline__ void load_weight(const Params& p, const At& at, Values<A, N, P>& w) {
   if (!p.weight) return w.each([&](int part, int k) { w.v[part][k] = 1; });
 #pragma unroll
   for (int part = 0; part < 2; ++part) {
@@ -149,8 +152,8 @@ __device__ __forceinline__ void load_weight(const Params& p, const Place<N, P>& 
 }
 
 // The pairs turned by the angles of token t, or back.
-template <bool kBack, int N, int P, class Params, class A>
-__device__ __forceinline__ void rotate(const Params& p, const Place<N, P>& at, int t, Values<A, N, P>& x) {
+template <bool kBack, int N, int P, class Params, class At, class A>
+__device__ __forceinline__ void rotate(const Params& p, const At& at, int t, Values<A, N, P>& x) {
   const int64_t row = static_cast<int64_t>(min(t, static_cast<int>(p.time) - 1)) * at.half;
 #pragma unroll
   for (int i = 0; i < P; ++i) {
@@ -177,9 +180,9 @@ __device__ __forceinline__ void mix(const Loaded<T, N, P>& before, const Loaded<
 }
 
 // kShift, kNorm: whether these steps may be asked for.
-template <class T, class A, int N, int P, int L, bool kShift, bool kNorm>
+template <class T, class A, int N, int P, int kLanes, int L, bool kShift, bool kNorm>
 __global__ void __launch_bounds__(kBlock, 5) forward(AttnInputParams<T, A> p, T* y, int lane_bits) {
-  const Place<N, P> at(p, lane_bits);
+  const Place<N, P, kLanes> at(p, lane_bits);
   const bool shift = kShift && p.shift, norm = kNorm && p.norm;
   const A inverse_dim = A(1) / at.dim;
   const int token_step = static_cast<int>(p.heads * p.dim);
@@ -217,8 +220,8 @@ __global__ void __launch_bounds__(kBlock, 5) forward(AttnInputParams<T, A> p, T*
 
 // g, the gradient of the norm's result, becomes that of its argument x; dw gets the token's share if it is the team's
 // own.
-template <int N, int P, class Params, class A>
-__device__ __forceinline__ void through_norm(const Params& p, const Place<N, P>& at, const Values<A, N, P>& x, bool own,
+template <int N, int P, class Params, class At, class A>
+__device__ __forceinline__ void through_norm(const Params& p, const At& at, const Values<A, N, P>& x, bool own,
                                              Values<A, N, P>& g, Values<A, N, P>& dw) {
   Values<A, N, P> w;
   load_weight(p, at, w);
@@ -232,12 +235,12 @@ __device__ __forceinline__ void through_norm(const Params& p, const Place<N, P>&
 }
 
 // The block's teams of one head add up what they have in an order of their own, then heads that share a weight meet.
-template <int N, int P, class Params, class A>
-__device__ void leave_weight_gradient(const Params& p, const Place<N, P>& at, const Values<A, N, P>& dw, A* partial) {
+template <int N, int P, class Params, class At, class A>
+__device__ void leave_weight_gradient(const Params& p, const At& at, const Values<A, N, P>& dw, A* partial) {
   extern __shared__ __align__(16) unsigned char shared[];
   A* columns = reinterpret_cast<A*>(shared);
-  const int block_heads = blockDim.x / at.lanes, first_head = blockIdx.y * block_heads;
-  A* own = columns + (threadIdx.x / at.lanes) * at.dim;
+  const int block_heads = blockDim.x / at.lanes(), first_head = blockIdx.y * block_heads;
+  A* own = columns + (threadIdx.x / at.lanes()) * at.dim;
   for (int turn = 0; turn < blockDim.y; ++turn) {
     if (at.has_head && threadIdx.y == turn) {
       dw.each([&](int part, int k) {
@@ -271,12 +274,12 @@ struct Step {
   bool continues = false;
 };
 
-template <class T, class A, int N, int P, bool kShift, bool kNorm>
+template <class T, class A, int N, int P, int kLanes, bool kShift, bool kNorm>
 __global__ void __launch_bounds__(kBlock, kShift&& kNorm ? 3
                                           : kShift       ? 3
                                                          : 4)
     backward(AttnInputParams<T, A> p, const T* dy, AttnInputGradients<T, A> out, int lane_bits, int run) {
-  const Place<N, P> at(p, lane_bits);
+  const Place<N, P, kLanes> at(p, lane_bits);
   const bool shift = kShift && p.shift, norm = kNorm && p.norm;
   const int token_step = static_cast<int>(p.heads * p.dim);
   Values<A, N, P> dw = {};
@@ -317,7 +320,7 @@ __global__ void __launch_bounds__(kBlock, kShift&& kNorm ? 3
           if (step.continues) {
             dalpha += x.sum_own(at, [&](int part, int k) { return g.v[part][k] * before.get(part, k); });
           }
-          dalpha = sum_lanes(dalpha, at.lanes);
+          dalpha = sum_lanes(dalpha, at.lanes());
           x.each([&](int part, int k) { x.v[part][k] = stay * g.v[part][k]; });
           if (passed_on) x.each([&](int part, int k) { x.v[part][k] += next.v[part][k]; });
           next.each([&](int part, int k) { next.v[part][k] = step.alpha * g.v[part][k]; });
@@ -396,19 +399,32 @@ Shape shape_of(const AttnInputParams<T, A>& p) {
   return {p, is_wide(p) ? p.dim / (2 * kVec<T>) : 32};
 }
 
+/// Calls f.template operator()<N, P, kLanes>() for the head's size.
+template <class T, class A, class F>
+auto with_layout(const AttnInputParams<T, A>& p, const F& f) {
+  constexpr int N = kVec<T>;
+  if (!is_wide(p)) return f.template operator()<1, kNarrowPieces, 32>();
+  if constexpr (sizeof(T) == 2) {
+    if (p.dim == 64) return f.template operator()<N, 1, 64 / (2 * N)>();
+    if (p.dim == 128) return f.template operator()<N, 1, 128 / (2 * N)>();
+  }
+  return f.template operator()<N, 1, 0>();
+}
+constexpr int kRun = 2;
 template <class T, class A>
 auto forward_kernel(const AttnInputParams<T, A>& p) {
-  constexpr int N = kVec<T>, L = 2;
-  if (!is_wide(p)) return forward<T, A, 1, kNarrowPieces, L, true, true>;
-  if (p.shift) return p.norm ? forward<T, A, N, 1, L, true, true> : forward<T, A, N, 1, L, true, false>;
-  return p.norm ? forward<T, A, N, 1, L, false, true> : forward<T, A, N, 1, L, false, false>;
+  return with_layout(p, [&]<int N, int P, int kLanes>() {
+    if (P > 1 || (p.shift && p.norm)) return forward<T, A, N, P, kLanes, kRun, true, true>;
+    if (p.shift) return forward<T, A, N, P, kLanes, kRun, true, P != 1>;
+    return p.norm ? forward<T, A, N, P, kLanes, kRun, P != 1, true> : forward<T, A, N, P, kLanes, kRun, P != 1, P != 1>;
+  });
 }
 template <class T, class A>
 auto backward_kernel(const AttnInputParams<T, A>& p) {
-  constexpr int N = kVec<T>;
-  if (!is_wide(p)) return backward<T, A, 1, kNarrowPieces, true, true>;
-  if (!p.norm) return backward<T, A, N, 1, true, false>;
-  return p.shift ? backward<T, A, N, 1, true, true> : backward<T, A, N, 1, false, true>;
+  return with_layout(p, [&]<int N, int P, int kLanes>() {
+    if (P > 1 || (p.shift && p.norm)) return backward<T, A, N, P, kLanes, true, true>;
+    return p.shift ? backward<T, A, N, P, kLanes, true, P != 1> : backward<T, A, N, P, kLanes, P != 1, true>;
+  });
 }
 
 /// How backward is launched: every thread that the device holds at once has as many tokens, in runs of a length within
@@ -438,7 +454,7 @@ cudaError_t attn_input(const AttnInputParams<T, A>& p, T* y, cudaStream_t stream
   const Shape shape = shape_of(p);
   const auto kernel = forward_kernel(p);
   const int64_t resident = 4 * resident_blocks(kernel, shape.threads.x * shape.threads.y);
-  const dim3 grid(shape.along(p.time, 2, resident), shape.slices, shape.batch);
+  const dim3 grid(shape.along(p.time, kRun, resident), shape.slices, shape.batch);
   kernel<<<grid, shape.threads, 0, stream>>>(p, y, shape.lane_bits);
   return cudaGetLastError();
 }
