@@ -4,6 +4,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "base/error.h"
+
 namespace fox::nn {
 namespace {
 
@@ -32,6 +34,9 @@ class LinearPacked : public torch::autograd::Function<LinearPacked> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
+    if (at::GradMode::is_enabled()) {
+      throw Error("linear: the gradient of a gradient is not supported", "leave create_graph out");
+    }
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &packed = saved[1];
     const auto rows = ctx->saved_data["rows"].toIntVector();

@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <functional>
 
+#include "base/error.h"
 #include "nn/embedding.h"
 #include "nn/linear.h"
 #include "nn/linear_together.h"
@@ -96,6 +98,12 @@ TEST(LinearTogether, ComputesOnlyTheGradientsThatAreWanted) {
   EXPECT_TRUE(w.grad().defined());
   EXPECT_FALSE(fixed.grad().defined());
   EXPECT_FALSE(linear_together(x, {fixed, fixed}, {})[0].requires_grad());
+}
+
+TEST(LinearTogether, RefusesASecondDerivative) {
+  const auto x = at::randn({3, 4}).requires_grad_(), w = at::randn({2, 4}).requires_grad_();
+  const auto y = linear_together(x, {w, w}, {})[0].square().sum();
+  EXPECT_THROW(torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true), Error);
 }
 
 TEST(Layers, InitialisationHasTheStatedSpread) {
