@@ -17,8 +17,8 @@ struct RmsNormParams {
   bool silu = false;        ///< its activation is z σ(z), not σ(z)
 };
 
-/// y (rows × groups · width, contiguous) = x / sqrt(mean(x²) + eps) * weight, the mean over each group; times the gate's
-/// activation where there is a gate.
+/// y (rows × groups · width, contiguous) = x / sqrt(mean(x²) + eps) * weight, the mean over each group; times the
+/// gate's activation where there is a gate.
 template <class T>
 void rms_norm(const RmsNormParams<T>& p, T* y);
 
