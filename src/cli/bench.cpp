@@ -112,6 +112,7 @@ void register_bench(CLI::App& app) {
   register_bench_elementwise(*command);
   register_bench_train(*command);
   register_bench_mixers(*command);
+  register_bench_loader(*command);
 }
 
 }  // namespace fox::cli

@@ -88,6 +88,7 @@ int run(int argc, char** argv) {
   register_generate(app);
   register_gates(app);
   register_inspect(app);
+  register_tokenize(app);
   register_report(app);
   register_bench(app);
 

@@ -23,8 +23,6 @@ fs::path make_temporary_folder() {
   return name;
 }
 
-bool is_token_store(const fs::path& dir) { return fs::is_directory(dir) && fs::exists(dir / ".zgroup"); }
-
 /// Where `fox train` keeps the tokens of the run's held-out text.
 fs::path store_of_run(const infer::ModelLocation& location, const data::Tokenizer& tokenizer) {
   if (!location.run_dir) {
@@ -38,8 +36,9 @@ fs::path store_of_run(const infer::ModelLocation& location, const data::Tokenize
   config.valid = data.value("valid", config.valid);
   config.valid_fraction = data.value("valid_fraction", config.valid_fraction);
   config.cache = data.value("cache", config.cache);
-  const fs::path dir = data::token_folder(config, tokenizer, *location.run_dir) / "valid";
-  if (!is_token_store(dir)) {
+  const fs::path named = data::named_store(config.valid);
+  const fs::path dir = named.empty() ? data::token_folder(config, tokenizer, *location.run_dir) / "valid" : named;
+  if (!data::TokenStore::is_store(dir)) {
     throw Error(fmt::format("the run {} has no held-out text: {} is missing", location.run_dir->string(), dir.string()),
                 "set [data] valid or valid_fraction in the run file, or name the text with --data");
   }
@@ -52,7 +51,7 @@ HeldOutText::HeldOutText(const infer::LoadedModel& loaded, const std::vector<fs:
   const data::Tokenizer& tokenizer = loaded.tokenizer;
   fs::path dir;
   if (sources.empty()) dir = store_of_run(loaded.location, tokenizer);
-  if (sources.size() == 1 && is_token_store(sources[0])) dir = sources[0];
+  if (sources.size() == 1 && data::TokenStore::is_store(sources[0])) dir = sources[0];
   if (!dir.empty()) {
     store_ = std::make_unique<data::TokenStore>(data::TokenStore::open(dir));
     sources_ = {dir.string()};

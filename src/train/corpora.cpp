@@ -5,86 +5,143 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "data/batch_stream.h"
+#include "data/corpus_files.h"
+#include "data/longcrawl64.h"
 #include "data/token_folder.h"
+#include "infer/load_model.h"
+#include "train/setup.h"
 
 namespace fox::train {
 namespace {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 
-std::vector<fs::path> text_files(const std::vector<std::string>& sources, const char* key) {
-  std::vector<fs::path> files;
-  for (const auto& source : sources) {
-    const fs::path path = source;
-    if (!fs::exists(path)) throw Error(fmt::format("{}: there is no {}", key, source), "check the path");
-    if (!fs::is_directory(path)) {
-      files.push_back(path);
-      continue;
-    }
-    std::vector<fs::path> found;
-    for (const auto& entry : fs::recursive_directory_iterator(path)) {
-      if (entry.is_regular_file() && entry.path().extension() == ".txt") found.push_back(entry.path());
-    }
-    if (found.empty())
-      throw Error(fmt::format("{}: {} holds no *.txt file", key, source), "name a folder of text files");
-    std::sort(found.begin(), found.end());
-    files.insert(files.end(), found.begin(), found.end());
+CorpusPart find_part(const DataConfig& config, const std::vector<std::string>& sources, const char* key) {
+  CorpusPart part;
+  if (sources.empty()) return part;
+  try {
+    part.store = config.format == "longcrawl64" ? fs::path(sources.front()) : data::named_store(sources);
+    if (part.store.empty()) part.files = data::find_text_files({sources.begin(), sources.end()});
+  } catch (const Error& error) {
+    throw Error(fmt::format("{}: {}", key, error.what()), error.hint());
   }
-  return files;
+  for (const auto& file : part.files) part.bytes += static_cast<int64_t>(fs::file_size(file));
+  if (part.store.empty()) return part;
+  if (config.format == "text" && data::is_longcrawl64(part.store)) {
+    throw Error(fmt::format("{}: {} is a zarr array and no text", key, part.store.string()),
+                "set data.format = \"longcrawl64\"");
+  }
+  const auto shape = data::ZarrMeta::read(config.format == "text" ? part.store / "tokens" : part.store).shape;
+  part.bytes = 2;
+  for (const int64_t size : shape) part.bytes *= size;
+  return part;
 }
 
 void split_off_last(CorpusFiles& files, double fraction) {
-  const auto documents = static_cast<int64_t>(files.train.size());
+  auto& train = files.train.files;
+  const char* hint = "cut the text into more files, or name held-out files in data.valid";
+  if (!files.train.store.empty())
+    throw Error(fmt::format("data.valid_fraction cannot split the token store {}", files.train.store.string()), hint);
+  const auto documents = static_cast<int64_t>(train.size());
   const auto held_out = static_cast<int64_t>(std::ceil(static_cast<double>(documents) * fraction));
   if (held_out >= documents) {
-    throw Error(fmt::format("data.valid_fraction = {} of {} document{} leaves nothing to train on", fraction, documents,
+    throw Error(fmt::format("data.valid_fraction = {} of {} file{} leaves nothing to train on", fraction, documents,
                             documents == 1 ? "" : "s"),
-                "a document is a file: cut the text into more files, or name held-out files in data.valid");
+                hint);
   }
-  files.valid.assign(files.train.end() - held_out, files.train.end());
-  files.train.resize(static_cast<size_t>(documents - held_out));
+  files.valid.files.assign(train.end() - held_out, train.end());
+  train.resize(static_cast<size_t>(documents - held_out));
+  for (const auto& file : files.valid.files) files.valid.bytes += static_cast<int64_t>(fs::file_size(file));
+  files.train.bytes -= files.valid.bytes;
+}
+
+/// A text that a part was made of.
+struct Source {
+  fs::path path;
+  uintmax_t size;
+  std::string checksum;  // "": not known yet
+};
+
+std::vector<Source> sources_of(const CorpusPart& part) {
+  std::vector<Source> sources;
+  for (const auto& file : part.files) sources.push_back({fs::canonical(file), fs::file_size(file), ""});
+  if (part.store.empty()) return sources;
+  sources.push_back({fs::canonical(part.store), 0, ""});
+  const fs::path attributes = part.store / ".zattrs";
+  if (!fs::exists(attributes)) return sources;
+  const json root = json::parse(read_file(attributes), nullptr, false);
+  if (!root.is_object()) return sources;
+  for (const json& source : root.value("sources", json::array())) {
+    sources.push_back({source.value("path", ""), source.value("size", uintmax_t{0}), source.value("checksum", "")});
+  }
+  return sources;
 }
 
 void check_nothing_shared(const CorpusFiles& files) {
-  std::set<fs::path> places;
-  std::map<uintmax_t, std::vector<fs::path>> by_size;
-  for (const auto& file : files.train) {
-    places.insert(fs::canonical(file));
-    by_size[fs::file_size(file)].push_back(file);
-  }
+  std::map<uintmax_t, std::vector<Source>> by_size;
+  for (Source& source : sources_of(files.train)) by_size[source.size].push_back(std::move(source));
   const char* hint = "hold out text that the model does not learn from";
-  for (const auto& file : files.valid) {
-    if (places.contains(fs::canonical(file))) {
-      throw Error(fmt::format("{} is both in data.train and in data.valid", file.string()), hint);
-    }
+  const auto checksum = [](Source& source) {
+    if (source.checksum.empty()) source.checksum = file_checksum(source.path);
+    return source.checksum;
+  };
+  for (Source& source : sources_of(files.valid)) {
     // Only files of one size can be copies, so hardly any need to be read.
-    const auto same_size = by_size.find(fs::file_size(file));
-    if (same_size == by_size.end() || same_size->first == 0) continue;
-    const std::string sum = file_checksum(file);
-    for (const auto& other : same_size->second) {
-      if (file_checksum(other) != sum) continue;
-      throw Error(fmt::format("{} of data.valid is a copy of {} of data.train", file.string(), other.string()), hint);
+    const auto same_size = by_size.find(source.size);
+    if (same_size == by_size.end()) continue;
+    for (Source& other : same_size->second) {
+      if (source.path == other.path)
+        throw Error(fmt::format("{} is both in data.train and in data.valid", source.path.string()), hint);
+      if (source.size == 0 || checksum(source) != checksum(other)) continue;
+      throw Error(
+          fmt::format("{} of data.valid is a copy of {} of data.train", source.path.string(), other.path.string()),
+          hint);
     }
   }
 }
 
-/// A hash of the texts that a store was made of, in their order.
+/// A hash of the texts that a store was made of, in their order; of a bare array, of its description.
 std::string texts_checksum(const fs::path& store) {
-  const auto attributes = nlohmann::json::parse(read_file(store / ".zattrs"));
+  if (data::is_longcrawl64(store)) return file_checksum(store / ".zarray");
+  const auto attributes = json::parse(read_file(store / ".zattrs"));
   std::string sums;
   for (const auto& source : attributes.at("sources")) sums += source.at("checksum").get<std::string>();
   return bytes_checksum(sums);
 }
 
+void check_tokenizer(const data::TokenStore& store, const fs::path& dir, const data::Tokenizer& tokenizer,
+                     const DataConfig& config) {
+  if (store.tokenizer_fingerprint() == tokenizer.fingerprint()) return;
+  throw Error(fmt::format("{} holds tokens of another tokenizer than data.tokenizer = \"{}\"", dir.string(),
+                          config.tokenizer),
+              "set data.tokenizer to the one that it was made with, or run fox tokenize again");
+}
+
+std::unique_ptr<const data::TrainingStream> open_longcrawl64(const RunConfig& config, const fs::path& dir,
+                                                             const data::Tokenizer& tokenizer) {
+  const int64_t context = config.data.context;
+  auto stream = std::make_unique<const data::LongCrawl64Stream>(
+      dir, context, config.train.batch_tokens / context, tokenizer.end_of_text(), tokenizer.vocab_size());
+  const int64_t there = stream->contexts_per_epoch() * context;
+  const int64_t wanted = total_steps(config.train) * config.train.batch_tokens;
+  if (wanted > there) {
+    throw Error(fmt::format("{} holds {} tokens for batches of {}, {} fewer than the {} of train.max_tokens",
+                            dir.string(), there, config.train.batch_tokens, wanted - there, wanted),
+                fmt::format("LongCrawl64 is read once: set train.max_tokens = {} or less", there));
+  }
+  return stream;
+}
+
 }  // namespace
 
 CorpusFiles find_corpus_files(const DataConfig& config) {
-  CorpusFiles files{text_files(config.train, "data.train"), text_files(config.valid, "data.valid")};
-  if (files.train.empty()) throw Error("data.train names no text", "for example: train = [\"corpus/train\"]");
+  if (config.train.empty()) throw Error("data.train names no text", "for example: train = [\"corpus/train\"]");
+  CorpusFiles files{find_part(config, config.train, "data.train"), find_part(config, config.valid, "data.valid")};
   if (files.valid.empty() && config.valid_fraction > 0) split_off_last(files, config.valid_fraction);
   check_nothing_shared(files);
   return files;
@@ -92,9 +149,17 @@ CorpusFiles find_corpus_files(const DataConfig& config) {
 
 data::Tokenizer make_tokenizer(const DataConfig& config) {
   if (config.tokenizer == "bytes") return data::Tokenizer::gpt2(0);
+  if (config.tokenizer == "gpt2-json") return data::Tokenizer::gpt2_json();
   if (config.tokenizer == "gpt2")
     return config.merges ? data::Tokenizer::gpt2(*config.merges) : data::Tokenizer::gpt2();
   return data::Tokenizer::load(config.tokenizer);
+}
+
+void check_model_tokenizer(const fs::path& dir, const data::Tokenizer& tokenizer) {
+  const fs::path file = infer::locate_model(dir).dir / "tokenizer.json";
+  if (!fs::exists(file) || data::Tokenizer::load(file).fingerprint() == tokenizer.fingerprint()) return;
+  throw Error(fmt::format("the model to start from has another tokenizer ({}) than data.tokenizer", file.string()),
+              fmt::format("set data.tokenizer = \"{}\"", file.string()));
 }
 
 void fit_vocabulary(ModelConfig& config, const data::Tokenizer& tokenizer) {
@@ -105,24 +170,36 @@ void fit_vocabulary(ModelConfig& config, const data::Tokenizer& tokenizer) {
               "leave it out to take the tokenizer's");
 }
 
-Corpora open_corpora(const DataConfig& config, const data::Tokenizer& tokenizer, const fs::path& run_dir) {
-  const CorpusFiles files = find_corpus_files(config);
-  const fs::path folder = data::token_folder(config, tokenizer, run_dir);
+Corpora open_corpora(const RunConfig& config, const data::Tokenizer& tokenizer, const fs::path& run_dir) {
+  const CorpusFiles files = find_corpus_files(config.data);
+  const fs::path folder = data::token_folder(config.data, tokenizer, run_dir);
   std::error_code error;
   fs::create_directories(folder, error);
   if (error)
     throw Error(fmt::format("cannot make {}: {}", folder.string(), error.message()), "choose another data.cache");
   Corpora corpora;
   corpora.identity["tokenizer"] = tokenizer.fingerprint();
-  const auto build = [&](const std::vector<fs::path>& sources, const char* name) {
-    const fs::path dir = folder / name;
-    auto store = std::make_shared<const data::TokenStore>(data::build_token_store(sources, tokenizer, dir));
-    corpora.identity[name] = {
-        {"checksum", texts_checksum(dir)}, {"documents", store->num_documents()}, {"tokens", store->num_tokens()}};
+  const auto note = [&](const char* name, const fs::path& dir, int64_t documents, int64_t tokens) {
+    corpora.identity[name] = {{"checksum", texts_checksum(dir)}, {"documents", documents}, {"tokens", tokens}};
+  };
+  const auto open = [&](const CorpusPart& part, const char* name) {
+    const fs::path dir = part.store.empty() ? folder / name : part.store;
+    const data::BuildOptions options{.threads = config.train.threads};
+    auto store = std::make_shared<const data::TokenStore>(
+        part.store.empty() ? data::build_token_store(part.files, tokenizer, dir, options) : data::TokenStore::open(dir));
+    check_tokenizer(*store, dir, tokenizer, config.data);
+    note(name, dir, store->num_documents(), store->num_tokens());
     return store;
   };
-  corpora.train = build(files.train, "train");
-  if (!files.valid.empty()) corpora.valid = build(files.valid, "valid");
+  if (config.data.format == "longcrawl64") {
+    corpora.train = open_longcrawl64(config, files.train.store, tokenizer);
+    const auto shape = data::ZarrMeta::read(files.train.store).shape;
+    note("train", files.train.store, shape[0], shape[0] * shape[1]);
+  } else {
+    corpora.train = std::make_unique<const data::BatchStream>(open(files.train, "train"), config.data.context,
+                                                              config.train.seed, tokenizer.end_of_text());
+  }
+  if (!files.valid.empty()) corpora.valid = open(files.valid, "valid");
   return corpora;
 }
 

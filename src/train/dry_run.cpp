@@ -19,12 +19,6 @@ namespace {
 constexpr int kFewestSteps = 3, kMostSteps = 50;
 constexpr double kSeconds = 4;  // enough for the clock and the caches, short enough to wait for
 
-int64_t bytes_of(const std::vector<std::filesystem::path>& files) {
-  int64_t bytes = 0;
-  for (const auto& file : files) bytes += static_cast<int64_t>(std::filesystem::file_size(file));
-  return bytes;
-}
-
 std::vector<data::Batch> random_step(const RunConfig& config) {
   const int64_t context = config.data.context;
   const int64_t rows = config.train.micro_batch_tokens / context;
@@ -60,8 +54,8 @@ DryRun dry_run(RunConfig config, const std::optional<std::filesystem::path>& ini
 
   DryRun result;
   result.parameters = model.count_parameters().total;
-  result.train_bytes = bytes_of(files.train);
-  result.valid_bytes = bytes_of(files.valid);
+  result.train_bytes = files.train.bytes;
+  result.valid_bytes = files.valid.bytes;
   result.steps = total_steps(config.train);
   result.step_tokens = config.train.batch_tokens;
   result.flops_per_token = 3 * model.flops_per_token(config.data.context);

@@ -74,7 +74,6 @@ class Run {
   CheckpointStore& checkpoints_;
   const RunOptions& options_;
   Corpora corpora_;
-  data::BatchStream stream_;
   model::LanguageModel model_;
   Trainer trainer_;
   /// Steps begun before the one before is looked at: a GPU then always has work queued.
@@ -99,8 +98,7 @@ Run::Run(RunConfig config, data::Tokenizer tokenizer, RunDirectory& directory, C
       directory_(directory),
       checkpoints_(checkpoints),
       options_(options),
-      corpora_(open_corpora(config_.data, tokenizer_, directory_.path())),
-      stream_(corpora_.train, config_.data.context, config_.train.seed, tokenizer_.end_of_text()),
+      corpora_(open_corpora(config_, tokenizer_, directory_.path())),
       model_(make_model(config_, directory_.init_from())),
       trainer_(model_, trainer_options(config_.train)),
       lag_(model_.parameters().front().tensor.is_cpu() ? 0 : 1),
@@ -126,7 +124,7 @@ RunOutcome Run::train(const std::optional<checkpoint::CheckpointEntry>& from) {
   if (start.step > 0) progress_->message(fmt::format("continuing at step {}, {} tokens", start.step, start.tokens));
   progress_->update(start.tokens);
   const int64_t rows = config_.train.micro_batch_tokens / config_.data.context;
-  batches_ = std::make_unique<Prefetcher>([this, rows](int64_t i) { return stream_.get(i * rows, rows); },
+  batches_ = std::make_unique<Prefetcher>([this, rows](int64_t i) { return corpora_.train->get(i * rows, rows); },
                                           start.tokens / config_.train.micro_batch_tokens,
                                           2 * config_.train.batch_tokens / config_.train.micro_batch_tokens, lag_ > 0);
   if (config_.output.checkpoint_interval_tokens > 0) writer_.prepare(weights(), trainer_.tensors());
@@ -273,6 +271,7 @@ RunOutcome run_training(RunConfig config, const RunOptions& options) {
   data::Tokenizer tokenizer = make_tokenizer(config.data);
   fit_vocabulary(config.model, tokenizer);
   RunDirectory directory(config, options.init_from);
+  if (options.init_from) check_model_tokenizer(*options.init_from, tokenizer);
   CheckpointStore checkpoints(directory.path() / "checkpoints",
                               {config.output.keep_last, config.output.keep_every_tokens, options.on_checkpoint_stage});
   const auto warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); };

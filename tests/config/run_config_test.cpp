@@ -116,6 +116,20 @@ TEST_F(RunConfigTest, OverridesApplyInOrder) {
   EXPECT_EQ(set({"model.use_k_shift=true"}).model.use_k_shift, true);
 }
 
+TEST_F(RunConfigTest, LongCrawl64IsOneArrayAndItsTokenizer) {
+  const std::vector<std::string> good{"data.format=longcrawl64", "data.train=train.zarr", "data.tokenizer=gpt2-json"};
+  const std::string run = with("merges = 768", "");
+  const auto with_also = [&](const std::string& change) {
+    return complaint(run, {good[0], good[1], good[2], change});
+  };
+  EXPECT_EQ(load(run, {good[0], good[1], good[2]}).data.format, "longcrawl64");
+  EXPECT_NE(with_also("data.train=['a', 'b']").find("'data.train' names 2 arrays"), std::string::npos);
+  EXPECT_NE(with_also("data.valid=['a', 'b']").find("'data.valid' names 2 arrays"), std::string::npos);
+  EXPECT_NE(with_also("data.valid_fraction=0.1").find("'data.valid_fraction' splits text"), std::string::npos);
+  EXPECT_NE(with_also("data.tokenizer=gpt2").find("set data.tokenizer = \"gpt2-json\""), std::string::npos);
+  EXPECT_NE(with_also("data.format=longcrawl").find("longcrawl64"), std::string::npos);
+}
+
 TEST_F(RunConfigTest, ModelMayComeFromAFile) {
   std::ofstream(folder_.path() / "model.json") << R"({"hidden_size": 64, "num_heads": 2, "vocab_size": 500})";
   const std::string rest = kRun.substr(kRun.find("[data]"));

@@ -300,7 +300,7 @@ TEST(Text, MissingIsNamed) {
                          fs::create_directory(folder / "nothing");
                          config.data.valid = {(folder / "nothing").string()};
                        }),
-                       "holds no *.txt file"));
+                       "holds no *.txt or *.jsonl file"));
 }
 
 TEST(Text, HeldOutTextIsNotTrainedOn) {
