@@ -61,7 +61,8 @@ void write_longcrawl64(const fs::path& dir) {
 void write_store(const fs::path& dir, int64_t tokens) {
   data::ZarrWriter writer(dir / "tokens", "<u2", kStoreChunk), offsets(dir / "doc_offsets", "<i8", kStoreChunk);
   const int64_t chunks = std::max<int64_t>(1, tokens / kStoreChunk);
-  for (int64_t i = 0; i < chunks; ++i) writer.append(random_tokens(kStoreChunk, static_cast<uint64_t>(i)).data(), kStoreChunk);
+  for (int64_t i = 0; i < chunks; ++i)
+    writer.append(random_tokens(kStoreChunk, static_cast<uint64_t>(i)).data(), kStoreChunk);
   writer.finish();
   const int64_t ends[] = {0, writer.size()};
   offsets.append(ends, 2);
@@ -98,11 +99,16 @@ LoaderMeasurement measure(const fs::path& dir, const LoaderOptions& options) {
   const int64_t contexts = std::min(options.tokens / options.context, there) / batch * batch;
   if (contexts == 0) throw Error("less than one batch to read", "choose more --tokens, or a smaller batch");
   std::vector<double> seconds;
-  for (int64_t i = 0; i <= options.repetitions; ++i) seconds.push_back(read_once(*stream, contexts, batch, options.threads));
+  for (int64_t i = 0; i <= options.repetitions; ++i)
+    seconds.push_back(read_once(*stream, contexts, batch, options.threads));
   seconds.erase(seconds.begin());
   std::nth_element(seconds.begin(), seconds.begin() + std::ssize(seconds) / 2, seconds.end());
-  return {published ? "longcrawl64" : "store", options.context,           options.batch_tokens, options.threads,
-          contexts * options.context,          seconds[seconds.size() / 2]};
+  return {published ? "longcrawl64" : "store",
+          options.context,
+          options.batch_tokens,
+          options.threads,
+          contexts * options.context,
+          seconds[seconds.size() / 2]};
 }
 
 }  // namespace
@@ -113,7 +119,8 @@ void bench_loader(const LoaderOptions& options, const std::function<void(const L
   if (!options.dir.empty()) return on_line(measure(options.dir, options));
   std::string folder = (fs::temp_directory_path() / "fox-loader-XXXXXX").string();
   if (mkdtemp(folder.data()) == nullptr)
-    throw Error("cannot make a folder in " + fs::temp_directory_path().string(), "set TMPDIR to one that can be written");
+    throw Error("cannot make a folder in " + fs::temp_directory_path().string(),
+                "set TMPDIR to one that can be written");
   const std::shared_ptr<void> remove(nullptr, [&](void*) { fs::remove_all(folder); });
   write_longcrawl64(fs::path(folder) / "train.zarr");
   on_line(measure(fs::path(folder) / "train.zarr", options));
@@ -122,8 +129,8 @@ void bench_loader(const LoaderOptions& options, const std::function<void(const L
 }
 
 std::string to_json(const LoaderMeasurement& m) {
-  return json{{"bench", "loader"},     {"format", m.format}, {"context", m.context}, {"batch_tokens", m.batch_tokens},
-              {"threads", m.threads},  {"tokens", m.tokens}, {"seconds", m.seconds}, {"tokens_per_s", m.tokens_per_s()}}
+  return json{{"bench", "loader"},    {"format", m.format}, {"context", m.context}, {"batch_tokens", m.batch_tokens},
+              {"threads", m.threads}, {"tokens", m.tokens}, {"seconds", m.seconds}, {"tokens_per_s", m.tokens_per_s()}}
       .dump();
 }
 

@@ -7,7 +7,7 @@
 namespace fox::bench {
 
 struct LoaderOptions {
-  std::string dir;            ///< a token store, or an array of LongCrawl64; "": both are made, of random tokens
+  std::string dir;  ///< a token store, or an array of LongCrawl64; "": both are made, of random tokens
   int64_t context = 16384;
   int64_t batch_tokens = 524288;
   int64_t threads = 2;        ///< that make batches at the same time

@@ -26,8 +26,8 @@ void run(const Arguments& arguments) {
   const data::Tokenizer tokenizer = train::make_tokenizer(arguments.data);
   data::BuildOptions options{.threads = arguments.threads};
   options.on_resume = [] { fmt::print(stderr, "going on where an earlier run stopped\n"); };
-  const auto store = data::build_token_store({arguments.sources.begin(), arguments.sources.end()}, tokenizer,
-                                             arguments.out, options);
+  const auto store =
+      data::build_token_store({arguments.sources.begin(), arguments.sources.end()}, tokenizer, arguments.out, options);
   fmt::print(stderr, "{}: {} documents, {} tokens (in a run file: train = [\"{}\"], tokenizer = \"{}\")\n",
              arguments.out, human_count(static_cast<double>(store.num_documents())),
              human_count(static_cast<double>(store.num_tokens())), arguments.out, arguments.data.tokenizer);
@@ -39,9 +39,10 @@ void register_tokenize(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("tokenize", "Turn text into a token store that 'fox train' reads");
   command
-      ->add_option("SOURCES", arguments->sources,
-                   "Files, or folders that are searched: *.txt (a document each), *.jsonl and *.jsonl.zst (a document a "
-                   "line, its \"text\")")
+      ->add_option(
+          "SOURCES", arguments->sources,
+          "Files, or folders that are searched: *.txt (a document each), *.jsonl and *.jsonl.zst (a document a "
+          "line, its \"text\")")
       ->required();
   command->add_option("--out", arguments->out, "Folder of the token store")->required();
   command

@@ -176,9 +176,8 @@ void Build::run() {
       auto block = reader.next();
       at_end = !block;
       if (block) {
-        encoding.push_back(pool.submit([block = std::move(*block), &tokenizer = job_.tokenizer] {
-          return encode_block(block, tokenizer);
-        }));
+        encoding.push_back(pool.submit(
+            [block = std::move(*block), &tokenizer = job_.tokenizer] { return encode_block(block, tokenizer); }));
       }
     }
     if (encoding.empty()) break;

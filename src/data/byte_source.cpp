@@ -76,9 +76,9 @@ struct ByteSource::Impl {
       }
       const size_t left = ZSTD_decompressStream(stream.get(), &to, &input);
       if (ZSTD_isError(left)) {
-        throw Error(fmt::format("{} cannot be decompressed near byte {}: {}", file.string(), stored,
-                                ZSTD_getErrorName(left)),
-                    "the file is damaged: fetch it again");
+        throw Error(
+            fmt::format("{} cannot be decompressed near byte {}: {}", file.string(), stored, ZSTD_getErrorName(left)),
+            "the file is damaged: fetch it again");
       }
       within_frame = left != 0;
       pending = within_frame && to.pos == to.size;

@@ -154,7 +154,8 @@ std::optional<TextBlock> CorpusReader::next() {
   while (position_.file < std::ssize(files_)) {
     if (!source_) open();
     size_t size = block_size();
-    // A text without a place to cut is read on by as much as there is of it, so that it is not searched again and again.
+    // A text without a place to cut is read on by as much as there is of it, so that it is not searched again and
+    // again.
     while (size == 0 && !at_end_) {
       const size_t wanted = std::max(kBlockBytes, 2 * buffer_.size());
       while (!at_end_ && buffer_.size() < wanted) at_end_ = !source_->read(wanted - buffer_.size(), buffer_);

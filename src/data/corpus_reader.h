@@ -36,8 +36,8 @@ struct EncodedBlock {
   int64_t stored = 0;
 };
 
-/// Reads files one after another in blocks of about a mebibyte. Memory does not grow with the files; a line of JSON, and
-/// a text that the tokenizer does not let cut (Tokenizer::separable_prefix), is one block however long it is.
+/// Reads files one after another in blocks of about a mebibyte. Memory does not grow with the files; a line of JSON,
+/// and a text that the tokenizer does not let cut (Tokenizer::separable_prefix), is one block however long it is.
 class CorpusReader {
  public:
   CorpusReader(std::vector<std::filesystem::path> files, const Tokenizer& tokenizer);

@@ -77,9 +77,7 @@ Hex read_digits(std::string_view text, size_t most, int bits) {
 }
 
 /// `text` begins with \u and four digits.
-bool is_unit(std::string_view text) {
-  return text.starts_with("\\u") && read_digits(text.substr(2), 4, 4).digits == 4;
-}
+bool is_unit(std::string_view text) { return text.starts_with("\\u") && read_digits(text.substr(2), 4, 4).digits == 4; }
 
 void append_code(uint32_t code, std::string& out) {
   if (!is_high_surrogate(code) && !is_low_surrogate(code)) append_utf8(code, out);

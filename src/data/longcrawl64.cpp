@@ -75,7 +75,8 @@ Batch LongCrawl64Stream::get(int64_t first_context, int64_t count) const {
   std::vector<uint16_t> tokens;
   for (int64_t done = 0; done < count;) {
     // Contexts of one column stand under each other, also across batches.
-    const int64_t column = (first_context + done) / column_contexts, document = (first_context + done) % column_contexts;
+    const int64_t column = (first_context + done) / column_contexts,
+                  document = (first_context + done) % column_contexts;
     const int64_t documents = std::min(count - done, column_contexts - document);
     tokens.resize(static_cast<size_t>(documents * context_));
     data_.read(document, documents, column * context_, context_, tokens.data());

@@ -10,8 +10,8 @@ namespace fox::data {
 /// Whether `dir` looks like one of LongCrawl64's stores (train.zarr, heldout.zarr): a zarr array and no group.
 bool is_longcrawl64(const std::filesystem::path& dir);
 
-/// LongCrawl64 as published: one zarr v2 array of u2, one document a row, all of one length; Blosc lz4 chunks of 2048 by
-/// 2048 in files "row.column". Its tokens are Tokenizer::gpt2_json()'s, and no document begins with end_of_text.
+/// LongCrawl64 as published: one zarr v2 array of u2, one document a row, all of one length; Blosc lz4 chunks of 2048
+/// by 2048 in files "row.column". Its tokens are Tokenizer::gpt2_json()'s, and no document begins with end_of_text.
 class LongCrawl64 {
  public:
   /// `row_tokens`: how much of a row is read at a time; the chunks for two such pieces are kept in memory (0: of whole
@@ -30,9 +30,9 @@ class LongCrawl64 {
 };
 
 /// LongCrawl64's documents in the published order, one epoch of it: batches of B contexts of S tokens go down the
-/// documents, B at a time, taking the first S tokens of each, then down again for the next S, and so on; what is left of
-/// the documents when B does not divide them is not read. No shuffling. Each context begins with the input `start_id`,
-/// whatever its place in the document.
+/// documents, B at a time, taking the first S tokens of each, then down again for the next S, and so on; what is left
+/// of the documents when B does not divide them is not read. No shuffling. Each context begins with the input
+/// `start_id`, whatever its place in the document.
 class LongCrawl64Stream : public TrainingStream {
  public:
   /// Throws Error when `context` does not divide a document, or when there are fewer than `batch_contexts` documents.

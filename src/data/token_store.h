@@ -43,8 +43,8 @@ class TokenStore {
 };
 
 struct BuildOptions {
-  int64_t threads = 0;              ///< that encode; 0: one a core. The store is the same for any number
-  double save_interval_s = 10;      ///< how much work a kill may cost
+  int64_t threads = 0;                        ///< that encode; 0: one a core. The store is the same for any number
+  double save_interval_s = 10;                ///< how much work a kill may cost
   std::function<void()> on_resume = nullptr;  ///< called when it goes on where a killed build had come to
 };
 

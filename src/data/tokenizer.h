@@ -39,16 +39,16 @@ class Tokenizer {
   /// The same ids in pieces of some thousands, so that the ids of a long text need not fit in memory.
   void encode(std::string_view text, const std::function<void(std::span<const int32_t> ids)>& sink,
               bool allow_special = false) const;
-  /// The bytes of the ids (special tokens give nothing); decode(encode(s)) == s for every byte string, or for every text
-  /// where it is escaped. Throws Error for an id outside the vocabulary.
+  /// The bytes of the ids (special tokens give nothing); decode(encode(s)) == s for every byte string, or for every
+  /// text where it is escaped. Throws Error for an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids) const;
   /// The bytes of one id; still escaped where text is.
   std::string_view bytes_of(int32_t id) const;
   /// Whether text is written as a JSON string before it is encoded.
   bool json_escaped() const;
 
-  /// The longest beginning of `text` that is encoded to the same ids with or without what follows: a place to cut a long
-  /// text between threads. 0 where there is none, or where the tokenizer's pattern is not GPT-2's.
+  /// The longest beginning of `text` that is encoded to the same ids with or without what follows: a place to cut a
+  /// long text between threads. 0 where there is none, or where the tokenizer's pattern is not GPT-2's.
   size_t separable_prefix(std::string_view text) const;
 
   int64_t vocab_size() const;   ///< including <|endoftext|>

@@ -257,10 +257,11 @@ std::string compress_chunk(const ZarrMeta& meta, const void* elements) {
   const auto bytes = static_cast<size_t>(meta.chunk_bytes());
   std::string stored(bytes + BLOSC_MAX_OVERHEAD, '\0');
   const ZarrMeta::Blosc& blosc = *meta.blosc;
-  const int size = blosc_compress_ctx(blosc.clevel, blosc.shuffle, static_cast<size_t>(meta.item_bytes()), bytes,
-                                      elements, stored.data(), stored.size(), blosc.cname.c_str(),
-                                      static_cast<size_t>(blosc.blocksize), 1);
-  if (size <= 0) throw Error(fmt::format("cannot compress a chunk of {} bytes", bytes), "is the machine out of memory?");
+  const int size =
+      blosc_compress_ctx(blosc.clevel, blosc.shuffle, static_cast<size_t>(meta.item_bytes()), bytes, elements,
+                         stored.data(), stored.size(), blosc.cname.c_str(), static_cast<size_t>(blosc.blocksize), 1);
+  if (size <= 0)
+    throw Error(fmt::format("cannot compress a chunk of {} bytes", bytes), "is the machine out of memory?");
   stored.resize(static_cast<size_t>(size));
   return stored;
 }

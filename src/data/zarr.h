@@ -46,8 +46,8 @@ struct ZarrMeta {
 /// Thread-safe.
 class ZarrArray {
  public:
-  /// `dtype`: the element type that the caller expects; `recent_bytes`: how much of decoded chunks to keep. Throws Error
-  /// naming the file.
+  /// `dtype`: the element type that the caller expects; `recent_bytes`: how much of decoded chunks to keep. Throws
+  /// Error naming the file.
   ZarrArray(std::filesystem::path dir, const std::string& dtype, int64_t recent_bytes = 64 << 20);
 
   const ZarrMeta& meta() const { return meta_; }
@@ -70,7 +70,7 @@ class ZarrArray {
   std::map<std::string, std::string> checksums_;
 
   mutable std::mutex mutex_;
-  mutable std::set<int64_t> checked_;  // chunks of a list whose checksums were right
+  mutable std::set<int64_t> checked_;                        // chunks of a list whose checksums were right
   mutable std::list<std::pair<std::string, Chunk>> recent_;  // newest first
   size_t most_recent_;
 };
@@ -85,8 +85,8 @@ class ZarrWriter {
  public:
   /// Makes `dir`. Chunks hold `chunk` elements and are compressed with Blosc's lz4.
   ZarrWriter(std::filesystem::path dir, const std::string& dtype, int64_t chunk);
-  /// Goes on where a writer of the same folder had appended `size` elements, `pending` of them not yet in a chunk; chunks
-  /// that it wrote afterwards are removed. Returns false when the folder is not what such a writer left.
+  /// Goes on where a writer of the same folder had appended `size` elements, `pending` of them not yet in a chunk;
+  /// chunks that it wrote afterwards are removed. Returns false when the folder is not what such a writer left.
   bool resume(int64_t size, std::string pending);
   void append(const void* elements, int64_t count);
   /// Makes sure that what was written so far survives a power cut.

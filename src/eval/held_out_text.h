@@ -13,9 +13,9 @@ namespace fox::eval {
 /// Text that a model did not see in training, as tokens of its tokenizer.
 class HeldOutText {
  public:
-  /// `sources`: text files and folders, or one token store or array of LongCrawl64; none: the held-out text of the model's
-  /// run (tokens/valid of its run directory, or where [data] cache points). Throws fox::Error when there is none, or
-  /// when a store was made with another tokenizer.
+  /// `sources`: text files and folders, or one token store or array of LongCrawl64; none: the held-out text of the
+  /// model's run (tokens/valid of its run directory, or where [data] cache points). Throws fox::Error when there is
+  /// none, or when a store was made with another tokenizer.
   HeldOutText(const infer::LoadedModel& loaded, const std::vector<std::filesystem::path>& sources);
   ~HeldOutText();
   HeldOutText(const HeldOutText&) = delete;

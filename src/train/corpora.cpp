@@ -117,16 +117,16 @@ std::string texts_checksum(const fs::path& store) {
 void check_tokenizer(const data::TokenStore& store, const fs::path& dir, const data::Tokenizer& tokenizer,
                      const DataConfig& config) {
   if (store.tokenizer_fingerprint() == tokenizer.fingerprint()) return;
-  throw Error(fmt::format("{} holds tokens of another tokenizer than data.tokenizer = \"{}\"", dir.string(),
-                          config.tokenizer),
-              "set data.tokenizer to the one that it was made with, or run fox tokenize again");
+  throw Error(
+      fmt::format("{} holds tokens of another tokenizer than data.tokenizer = \"{}\"", dir.string(), config.tokenizer),
+      "set data.tokenizer to the one that it was made with, or run fox tokenize again");
 }
 
 std::unique_ptr<const data::TrainingStream> open_longcrawl64(const RunConfig& config, const fs::path& dir,
                                                              const data::Tokenizer& tokenizer) {
   const int64_t context = config.data.context;
-  auto stream = std::make_unique<const data::LongCrawl64Stream>(
-      dir, context, config.train.batch_tokens / context, tokenizer.end_of_text(), tokenizer.vocab_size());
+  auto stream = std::make_unique<const data::LongCrawl64Stream>(dir, context, config.train.batch_tokens / context,
+                                                                tokenizer.end_of_text(), tokenizer.vocab_size());
   const int64_t there = stream->contexts_per_epoch() * context;
   const int64_t wanted = total_steps(config.train) * config.train.batch_tokens;
   if (wanted > there) {
@@ -186,7 +186,8 @@ Corpora open_corpora(const RunConfig& config, const data::Tokenizer& tokenizer, 
     const fs::path dir = part.store.empty() ? folder / name : part.store;
     const data::BuildOptions options{.threads = config.train.threads};
     auto store = std::make_shared<const data::TokenStore>(
-        part.store.empty() ? data::build_token_store(part.files, tokenizer, dir, options) : data::TokenStore::open(dir));
+        part.store.empty() ? data::build_token_store(part.files, tokenizer, dir, options)
+                           : data::TokenStore::open(dir));
     check_tokenizer(*store, dir, tokenizer, config.data);
     note(name, dir, store->num_documents(), store->num_tokens());
     return store;

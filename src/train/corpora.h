@@ -46,9 +46,9 @@ struct Corpora {
   nlohmann::json identity;  ///< hashes of tokenizer and texts: what a continued run must find unchanged
 };
 
-/// Opens the stores and arrays that [data] names and builds (or finds built) those of text: below [data].cache when set,
-/// else in run_dir/tokens/{train,valid}. Throws fox::Error when a store is of another tokenizer, and when LongCrawl64,
-/// which is read once, holds fewer tokens than the run asks for.
+/// Opens the stores and arrays that [data] names and builds (or finds built) those of text: below [data].cache when
+/// set, else in run_dir/tokens/{train,valid}. Throws fox::Error when a store is of another tokenizer, and when
+/// LongCrawl64, which is read once, holds fewer tokens than the run asks for.
 Corpora open_corpora(const RunConfig& config, const data::Tokenizer& tokenizer, const std::filesystem::path& run_dir);
 
 }  // namespace fox::train

@@ -212,20 +212,23 @@ TEST_F(Command, MeasuresExplainsAndContinues) {
 
 TEST_F(Command, TokenizesAndTrainsOnTheStore) {
   std::ofstream(here() / "lines.jsonl") << "{\"text\": \"" << std::string(3000, 'a') << "\"}\n";
-  const std::vector<std::string> words{"tokenize", "lines.jsonl", "--tokenizer", "bytes", "--threads", "2", "--out", "store"};
+  const std::vector<std::string> words{"tokenize",  "lines.jsonl", "--tokenizer", "bytes",
+                                       "--threads", "2",           "--out",       "store"};
   const Output made = fox(here(), words);
   EXPECT_EQ(made.code, 0) << made.err;
   EXPECT_EQ(made.out, "");
   EXPECT_NE(made.err.find("1 documents, 3.00K tokens"), std::string::npos) << made.err;
   EXPECT_EQ(fox(here(), words).code, 0) << "once more is nothing to do";
-  const Output trained = fox(here(), {"train", "run.toml", "--set", "data.train=store", "--set", "output.dir=on-store"});
+  const Output trained =
+      fox(here(), {"train", "run.toml", "--set", "data.train=store", "--set", "output.dir=on-store"});
   EXPECT_EQ(trained.code, 0) << trained.err;
   expect_refusal(fox(here(), {"train", "run.toml", "--set", "data.train=store", "--set", "data.tokenizer=gpt2", "--set",
                               "output.dir=other"}),
                  1, "store holds tokens of another tokenizer", "fox tokenize");
 
   std::ofstream(here() / "bad.jsonl") << "{\"text\": \"a\"}\n{\"txt\": \"a\"}\n";
-  expect_refusal(fox(here(), {"tokenize", "bad.jsonl", "--out", "bad"}), 1, "bad.jsonl: line 2 has no string", "object");
+  expect_refusal(fox(here(), {"tokenize", "bad.jsonl", "--out", "bad"}), 1, "bad.jsonl: line 2 has no string",
+                 "object");
   expect_refusal(fox(here(), {"tokenize", "absent", "--out", "bad"}), 1, "there is no absent", "jsonl");
   expect_refusal(fox(here(), {"tokenize", "text.txt", "--out", "run"}), 1, "run exists and is no token store", "");
   expect_refusal(fox(here(), {"tokenize", "text.txt"}), 2, "--out", "--help");

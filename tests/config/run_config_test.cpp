@@ -119,9 +119,7 @@ TEST_F(RunConfigTest, OverridesApplyInOrder) {
 TEST_F(RunConfigTest, LongCrawl64IsOneArrayAndItsTokenizer) {
   const std::vector<std::string> good{"data.format=longcrawl64", "data.train=train.zarr", "data.tokenizer=gpt2-json"};
   const std::string run = with("merges = 768", "");
-  const auto with_also = [&](const std::string& change) {
-    return complaint(run, {good[0], good[1], good[2], change});
-  };
+  const auto with_also = [&](const std::string& change) { return complaint(run, {good[0], good[1], good[2], change}); };
   EXPECT_EQ(load(run, {good[0], good[1], good[2]}).data.format, "longcrawl64");
   EXPECT_NE(with_also("data.train=['a', 'b']").find("'data.train' names 2 arrays"), std::string::npos);
   EXPECT_NE(with_also("data.valid=['a', 'b']").find("'data.valid' names 2 arrays"), std::string::npos);

@@ -94,8 +94,24 @@ TEST(JsonTokenizer, PiecesGiveTheWhole) {
 
 // Ids of the two sides of a cut are those of the whole, whatever the text.
 TEST(SeparablePrefix, CutsWhereNoWordIsCut) {
-  static const std::string kParts[] = {"the", " of", " ", "\n", "\r\n", "\t", "'s", "12", "!", "\xC2\xA0", "\xE3\x80\x80",
-                                       "\xE4\xB8\xAD", "\xE3\x80\x82", "\xC3", "\xFF", "\xE2\x80", "\xF0\x9F\x98\x80", "\\"};
+  static const std::string kParts[] = {"the",
+                                       " of",
+                                       " ",
+                                       "\n",
+                                       "\r\n",
+                                       "\t",
+                                       "'s",
+                                       "12",
+                                       "!",
+                                       "\xC2\xA0",
+                                       "\xE3\x80\x80",
+                                       "\xE4\xB8\xAD",
+                                       "\xE3\x80\x82",
+                                       "\xC3",
+                                       "\xFF",
+                                       "\xE2\x80",
+                                       "\xF0\x9F\x98\x80",
+                                       "\\"};
   std::mt19937 random(6);
   const Tokenizer plain = Tokenizer::gpt2(2000), json = Tokenizer::gpt2_json();
   int cuts = 0;

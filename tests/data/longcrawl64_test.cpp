@@ -105,9 +105,7 @@ TEST_F(LongCrawl64Test, WrongStoresAreNamed) {
     fs::remove_all(dir_);
     test::LongCrawl64Store(dir_, 11, 32, 4);
   };
-  const auto reading = [&] {
-    return complaint([&] { LongCrawl64Stream(dir_, 8, 3, kStart, 50257).get(0, 36); });
-  };
+  const auto reading = [&] { return complaint([&] { LongCrawl64Stream(dir_, 8, 3, kStart, 50257).get(0, 36); }); };
   const auto with = [&](const char* key, const json& value) {
     fresh();
     json meta = json::parse(read_file(dir_ / ".zarray"));
@@ -151,9 +149,9 @@ TEST_F(LongCrawl64Test, WrongShapesAndSizesSayByHowMuch) {
   EXPECT_EQ(opening(8, 13), name + " has 11 documents, 2 fewer than one batch of 13 contexts");
   EXPECT_EQ(complaint([&] { LongCrawl64Stream(dir_, 8, 3, kStart, 50257).get(30, 7); }),
             name + " holds 36 contexts of 8 tokens, not 37");
-  EXPECT_NE(complaint([&] { LongCrawl64Stream(dir_, 8, 3, kStart, 100).get(0, 36); })
-                .find("but the vocabulary has 100 ids"),
-            std::string::npos);
+  EXPECT_NE(
+      complaint([&] { LongCrawl64Stream(dir_, 8, 3, kStart, 100).get(0, 36); }).find("but the vocabulary has 100 ids"),
+      std::string::npos);
 }
 
 }  // namespace

@@ -30,8 +30,9 @@ std::string compressed(const std::string& text) {
 }
 
 std::string random_document(std::mt19937& random, size_t words) {
-  static const std::string kWords[] = {" the",     " fox's", "\n\n", " Gärten", " \"x\\y\"", "\xE4\xB8\xAD\xE6\x96\x87",
-                                       "  12345 ", "\t",     "!?",   " forget", " \xF0\x9F\x98\x80", "<|endoftext|>"};
+  static const std::string kWords[] = {
+      " the",     " fox's", "\n\n", " Gärten", " \"x\\y\"",         "\xE4\xB8\xAD\xE6\x96\x87",
+      "  12345 ", "\t",     "!?",   " forget", " \xF0\x9F\x98\x80", "<|endoftext|>"};
   std::string text;
   for (size_t i = 0; i < words; ++i) text += kWords[random() % std::size(kWords)];
   return text;
@@ -48,7 +49,8 @@ class TokenizeTest : public ::testing::Test {
     std::mt19937 random(9);
     std::vector<std::string> documents;
     // As SlimPajama: folders of files, each line with a member besides the text.
-    for (const std::string name : {"c/chunk1/example_0.jsonl.zst", "c/chunk1/example_1.jsonl", "c/chunk2/example_0.jsonl.zst"}) {
+    for (const std::string name :
+         {"c/chunk1/example_0.jsonl.zst", "c/chunk1/example_1.jsonl", "c/chunk2/example_0.jsonl.zst"}) {
       std::string lines;
       for (int i = 0; i < 40; ++i) {
         documents.push_back(i == 3 ? "" : random_document(random, random() % (40 * scale)));
@@ -191,14 +193,15 @@ TEST_F(TokenizeTest, BadLinesAreNamed) {
     const std::string head = (dir_ / "bad.jsonl").string() + ": line 3 ";
     return problem.starts_with(head) ? problem.substr(head.size()) : problem;
   };
-  for (const char* bad : {"x", "{\"text\": \"cut off", "{\"text\": \"a\"", "{\"text\": \"\xFF\"}", "{\"text\": \"a\"} 1"}) {
+  for (const char* bad :
+       {"x", "{\"text\": \"cut off", "{\"text\": \"a\"", "{\"text\": \"\xFF\"}", "{\"text\": \"a\"} 1"}) {
     EXPECT_EQ(line(bad), "is not JSON in UTF-8") << bad;
   }
   for (const char* bad : {"1", "\"text\"", "[\"text\", {\"text\": \"a\"}]", "null"}) {
     EXPECT_EQ(line(bad), "is no JSON object") << bad;
   }
-  for (const char* bad : {"{}", "{\"text\": 1}", "{\"Text\": \"a\"}", "{\"a\": {\"text\": \"b\"}}", "{\"text\": [\"a\"]}",
-                          "{\"text\": \"a\", \"text\": null}"}) {
+  for (const char* bad : {"{}", "{\"text\": 1}", "{\"Text\": \"a\"}", "{\"a\": {\"text\": \"b\"}}",
+                          "{\"text\": [\"a\"]}", "{\"text\": \"a\", \"text\": null}"}) {
     EXPECT_EQ(line(bad), "has no string \"text\"") << bad;
   }
   EXPECT_EQ(line("{\"text\": \"\\u0000\\ud83d\\ude00\"}"), "no error");

@@ -10,9 +10,9 @@
 
 namespace fox::test {
 
-/// A store in LongCrawl64's layout, written with Blosc and nothing of ours: a zarr v2 array of u2 at the root, chunks in
-/// files "row.column" with lz4 and shuffle, stored whole at the edges. Padding is 65535, which no vocabulary has: who
-/// reads it is found out.
+/// A store in LongCrawl64's layout, written with Blosc and nothing of ours: a zarr v2 array of u2 at the root, chunks
+/// in files "row.column" with lz4 and shuffle, stored whole at the edges. Padding is 65535, which no vocabulary has:
+/// who reads it is found out.
 class LongCrawl64Store {
  public:
   LongCrawl64Store(const std::filesystem::path& dir, int64_t documents, int64_t tokens, int64_t chunk)
@@ -21,10 +21,11 @@ class LongCrawl64Store {
     for (int64_t row = 0; row * chunk < documents; ++row) {
       for (int64_t column = 0; column * chunk < tokens; ++column) write_chunk(dir, row, column, chunk);
     }
-    std::ofstream(dir / ".zarray") << R"({"chunks": [)" << chunk << ", " << chunk
-                                   << R"(], "compressor": {"blocksize": 0, "clevel": 5, "cname": "lz4", "id": "blosc",)"
-                                   << R"( "shuffle": 1}, "dtype": "<u2", "fill_value": 0, "filters": null, "order": "C",)"
-                                   << R"( "shape": [)" << documents << ", " << tokens << R"(], "zarr_format": 2})";
+    std::ofstream(dir / ".zarray")
+        << R"({"chunks": [)" << chunk << ", " << chunk
+        << R"(], "compressor": {"blocksize": 0, "clevel": 5, "cname": "lz4", "id": "blosc",)"
+        << R"( "shuffle": 1}, "dtype": "<u2", "fill_value": 0, "filters": null, "order": "C",)"
+        << R"( "shape": [)" << documents << ", " << tokens << R"(], "zarr_format": 2})";
   }
 
   /// What stands there.
