@@ -1,10 +1,11 @@
 // Decoding: bound by the memory's speed, so everything serves keeping loads in flight and reading only what matters.
 //
-// A plan kernel finds for each (sequence, KV head) the first key block that some of its queries need and cuts the kept
-// range into chunks of 512 keys; a persistent kernel works on the flat list of chunks, so sequences and heads of very
-// different length fill the machine evenly; a last kernel combines the chunks by their log-sum-exps. Within a chunk
-// each of four warps streams its 128 keys through its own ring of cp.async stages, without meeting the others before
-// the end. The queries of a KV head's group, padded to 16 rows, are the A operand of mma.m16n8k16.
+// A plan kernel finds for each (sequence, KV head) the first key block that some of its queries need; what is left is a
+// list of units of 64 keys. A persistent kernel cuts that list into as many equal shares as it has thread blocks, so
+// that sequences and heads of very different length fill the machine evenly and to the end; a last kernel combines the
+// pieces of a head that lie in different shares by their log-sum-exps. Within a share each of four warps streams every
+// fourth unit through its own ring of cp.async stages, without meeting the others before the head's end. The queries of
+// a KV head's group, padded to 16 rows, are the A operand of mma.m16n8k16.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -18,17 +19,32 @@
 namespace fox::cuda {
 namespace {
 
-constexpr int kWarps = 4, kTileKeys = 16, kChunkKeys = 512, kWarpKeys = kChunkKeys / kWarps, kRows = 16;
+constexpr int kWarps = 4, kTileKeys = 16, kUnitKeys = kBiasBlock, kUnitTiles = kUnitKeys / kTileKeys, kRows = 16;
+constexpr int kMostBlocks = 4;  // a multiprocessor
 
 struct DecodeArgs {
   ForgettingDecodeParams p;
-  int32_t rows, row_blocks, max_chunks;
+  int32_t rows, row_blocks;
+  int32_t workers;      // thread blocks of the main kernel
   int32_t block_heads;  // at most so many heads in a block of 16 rows
   int32_t* begin;       // (batch * kv_heads): first key kept, a multiple of 64
-  int32_t* offset;      // (batch * kv_heads + 1): number of chunks before each
-  float* partial_o;     // (chunks, row_blocks, 16, head_dim)
-  float2* partial_ml;   // (chunks, row_blocks, 16): maximum and sum, in log2 units
+  int32_t* offset;      // (batch * kv_heads + 1): number of units before each
+  float* partial_o;     // (pieces, 16, head_dim)
+  float2* partial_ml;   // (pieces, 16): maximum and sum, in log2 units
 };
+
+/// Shares of the list, whose length counts each unit once a block of rows. None is empty.
+struct Shares {
+  int64_t units, count;
+  __device__ __forceinline__ explicit Shares(const DecodeArgs& a)
+      : units(int64_t{a.offset[a.p.batch * a.p.kv_heads]} * a.row_blocks), count(min(int64_t{a.workers}, units)) {}
+  __device__ __forceinline__ int64_t first_unit(int64_t share) const { return share * units / count; }
+  __device__ __forceinline__ int64_t share_of(int64_t unit) const { return ((unit + 1) * count - 1) / units; }
+};
+/// Where the part of a head (and block of rows) in a share goes: walking along the list one or the other grows.
+__device__ __forceinline__ int64_t piece_of(const DecodeArgs& a, int64_t share, int item, int row_block) {
+  return share + int64_t{item} * a.row_blocks + row_block;
+}
 
 // ----------------------------------------------------------------------------------------------------------- plan
 
@@ -63,16 +79,16 @@ __global__ void __launch_bounds__(1024) decode_plan_kernel(const __grid_constant
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int base = 0; base < items; base += 1024) {
     const int item = base + threadIdx.x;
-    int chunks = 0;
+    int units = 0;
     if (item < items) {
       const int b = item / a.p.kv_heads, key_len = a.p.key_len[b];
       int begin = key_len;
       for (int g = 0; g < group && key_len > 0; ++g)
         begin = min(begin, first_needed_key(a.p, b, item % a.p.kv_heads * group + g, key_len));
       a.begin[item] = begin;
-      chunks = (key_len - begin + kChunkKeys - 1) / kChunkKeys;
+      units = (key_len - begin + kUnitKeys - 1) / kUnitKeys;
     }
-    int sum = chunks;
+    int sum = units;
     for (int step = 1; step < 32; step *= 2) {
       const int left = __shfl_up_sync(0xffffffff, sum, step);
       if (lane >= step) sum += left;
@@ -81,7 +97,7 @@ __global__ void __launch_bounds__(1024) decode_plan_kernel(const __grid_constant
     __syncthreads();
     int before = carry;
     for (int w = 0; w < warp; ++w) before += warp_total[w];
-    if (item < items) a.offset[item] = before + sum - chunks;
+    if (item < items) a.offset[item] = before + sum - units;
     __syncthreads();
     if (threadIdx.x == 1023) carry = before + sum;
     __syncthreads();
@@ -101,18 +117,21 @@ struct DecodeWarp {
   static constexpr int kStages = kD <= 64 ? 4 : kD <= 128 ? 3 : 2;
   static constexpr int kPanels = kD / 64, kPanelBytes = kTileKeys * 128, kTileBytes = kPanels * kPanelBytes;
   static constexpr int kStageBytes = 2 * kTileBytes;  // K tile, V tile
-  /// Behind the stages for each head of the row block: r of the warp's keys, then the prefix pairs of their two blocks.
-  static constexpr int kHeadPrefixBytes = kWarpKeys * 4 + kWarpKeys / kBiasBlock * 8;
+  /// Behind the stages for two units and each head of the row block: r of the unit's keys, its prefix pair, 8 bytes of
+  /// padding.
+  static constexpr int kHeadPrefixBytes = kUnitKeys * 4 + 16;
   __host__ __device__ static constexpr int warp_bytes(int heads) {
-    return kStages * kStageBytes + (heads * kHeadPrefixBytes + 127) / 128 * 128;
+    return kStages * kStageBytes + (2 * heads * kHeadPrefixBytes + 127) / 128 * 128;
   }
+  static_assert(kStages - 1 <= kUnitTiles, "tiles under way belong to at most two units");
 
   const DecodeArgs& a;
   const uint32_t ring;  // shared address of this warp's stages
-  const int lane;
+  const int warp, lane;
   int item, b, kv_head, key_len, row_block;
   bool two_rows;               // whether some query is in rows 8 to 15
   int first_head, heads;       // of the row block
+  int first_key, tiles;        // of the piece; this warp's tiles
   float2 row_block_prefix[2];  // prefix pair of the block of this thread's rows
   float row_r[2];
   int row_head[2], row_position[2];  // position < 0: padding
@@ -121,7 +140,7 @@ struct DecodeWarp {
 
   __device__ __forceinline__ int row_index(int row) const { return row_block * kRows + lane / 4 + 8 * row; }
 
-  __device__ __forceinline__ void begin_chunk() {
+  __device__ __forceinline__ void begin_piece() {
     const auto& p = a.p;
     const int group = p.query_heads / p.kv_heads, last_row = min(row_block * kRows + kRows, a.rows) - 1;
     two_rows = last_row - row_block * kRows >= 8;
@@ -155,10 +174,19 @@ struct DecodeWarp {
       for (int e = 0; e < 4; ++e) o[i][e] = 0;
   }
 
-  __device__ __forceinline__ void load_tile(int stage, int key0, int end) {
+  __device__ __forceinline__ int key_of_tile(int tile) const {
+    return first_key + (warp + tile / kUnitTiles * kWarps) * kUnitKeys + tile % kUnitTiles * kTileKeys;
+  }
+  /// Where the prefixes of a tile's unit lie.
+  __device__ __forceinline__ uint32_t prefix_of_tile(int tile) const {
+    return ring + kStages * kStageBytes + tile / kUnitTiles % 2 * heads * kHeadPrefixBytes;
+  }
+
+  __device__ __forceinline__ void load_tile(int stage, int tile) {
     const auto& p = a.p;
     const uint32_t to = ring + stage * kStageBytes;
-    if (key0 < end) {
+    const int key0 = key_of_tile(tile), end = key_len;
+    if (tile < tiles && key0 < end) {
       int64_t k_at, v_at;
       if (p.block_table) {
         const int64_t page = p.block_table[int64_t(item) * p.max_pages + key0 / kBiasBlock];
@@ -178,52 +206,42 @@ struct DecodeWarp {
         ptx::copy_async_16(at, k + (valid ? row * p.k.stride_t + chunk * 8 : 0), valid);
         ptx::copy_async_16(at + kTileBytes, v + (valid ? row * p.v.stride_t + chunk * 8 : 0), valid);
       }
+      if (p.prefix.r && tile % kUnitTiles == 0) load_prefix(prefix_of_tile(tile), key0);
     }
     ptx::copy_async_commit();
   }
 
-  /// The prefixes of all the warp's keys at once: long rows, which the memory likes better than a piece beside each
-  /// tile.
-  __device__ __forceinline__ void load_prefix(int key0, int end) {
-    constexpr int kPieces = kWarpKeys / 4;  // of 16 bytes
+  /// The prefixes of a whole unit: long rows, which the memory likes better than a piece beside each tile.
+  __device__ __forceinline__ void load_prefix(uint32_t to, int key0) {
+    constexpr int kPieces = kUnitKeys / 4;  // of 16 bytes
     const auto& c = a.p.prefix;
-    const int64_t first_row = (int64_t(b) * a.p.query_heads + first_head) * c.max_blocks;
-    const int blocks = min(kWarpKeys / kBiasBlock, (end - key0 + kBiasBlock - 1) / kBiasBlock);
-    const uint32_t to = ring + kStages * kStageBytes;
-    for (int i = lane; i < heads * kPieces; i += 32) {
-      const int head = i / kPieces, piece = i % kPieces;
-      if (piece * 4 < blocks * kBiasBlock)
-        ptx::copy_async_16(to + head * kHeadPrefixBytes + piece * 16,
-                           c.r + (first_row + head * c.max_blocks) * kBiasBlock + key0 + piece * 4, true);
-    }
-    for (int i = lane; i < heads * blocks; i += 32) {
-      const int head = i / blocks, block = i % blocks;
-      ptx::copy_async_8(
-          to + head * kHeadPrefixBytes + kWarpKeys * 4 + block * 8,
-          reinterpret_cast<const float2*>(c.block) + first_row + head * c.max_blocks + key0 / kBiasBlock + block);
-    }
+    const int64_t first_row = (int64_t(b) * a.p.query_heads + first_head) * c.max_blocks + key0 / kUnitKeys;
+    for (int i = lane; i < heads * kPieces; i += 32)
+      ptx::copy_async_16(to + i / kPieces * kHeadPrefixBytes + i % kPieces * 16,
+                         c.r + (first_row + i / kPieces * c.max_blocks) * kUnitKeys + i % kPieces * 4, true);
+    for (int i = lane; i < heads; i += 32)
+      ptx::copy_async_8(to + i * kHeadPrefixBytes + kUnitKeys * 4,
+                        reinterpret_cast<const float2*>(c.block) + first_row + i * c.max_blocks);
   }
 
-  /// D_ij of this thread's two rows and the keys 2 (lane % 4) + {0, 1, 8, 9} of the tile `key` keys behind the warp's
-  /// first, in log2 units.
-  __device__ __forceinline__ void bias_of_tile(float (&bias)[2][4], int key) const {
+  /// D_ij of this thread's two rows and the keys 2 (lane % 4) + {0, 1, 8, 9} of a tile, in log2 units.
+  __device__ __forceinline__ void bias_of_tile(float (&bias)[2][4], int tile) const {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       if (row == 1 && !two_rows) break;
-      const uint32_t from = ring + kStages * kStageBytes + (row_head[row] - first_head) * kHeadPrefixBytes;
-      const float2 near = ptx::lds64(from + key * 4 + lane % 4 * 8),
-                   far = ptx::lds64(from + key * 4 + 32 + lane % 4 * 8);
-      const float from_row =
-          pair_difference(row_block_prefix[row], ptx::lds64(from + kWarpKeys * 4 + key / kBiasBlock * 8));
+      const uint32_t from = prefix_of_tile(tile) + (row_head[row] - first_head) * kHeadPrefixBytes;
+      const uint32_t keys = from + tile % kUnitTiles * (kTileKeys * 4) + lane % 4 * 8;
+      const float2 near = ptx::lds64(keys), far = ptx::lds64(keys + 32);
+      const float from_row = pair_difference(row_block_prefix[row], ptx::lds64(from + kUnitKeys * 4));
       bias[row][0] = from_row + (row_r[row] - near.x), bias[row][1] = from_row + (row_r[row] - near.y);
       bias[row][2] = from_row + (row_r[row] - far.x), bias[row][3] = from_row + (row_r[row] - far.y);
     }
   }
 
-  __device__ __forceinline__ void process_tile(int stage, int key0, int first, float scale_log2) {
+  __device__ __forceinline__ void process_tile(int stage, int tile, float scale_log2) {
     const uint32_t k_tile = ring + stage * kStageBytes, v_tile = k_tile + kTileBytes;
     float s[2][4] = {}, bias[2][4] = {};
-    if (a.p.prefix.r) bias_of_tile(bias, key0 - first);
+    if (a.p.prefix.r) bias_of_tile(bias, tile);
     const uint32_t k_row = lane / 16 * 8 + lane % 8, v_row = lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
     for (int step = 0; step < kD / 16; ++step) {
@@ -232,7 +250,7 @@ struct DecodeWarp {
       ptx::mma<T>(s[0], q[step], r[0], r[1]);
       ptx::mma<T>(s[1], q[step], r[2], r[3]);
     }
-    softmax(s, key0, bias, scale_log2);
+    softmax(s, key_of_tile(tile), bias, scale_log2);
     const uint32_t p[4] = {ptx::pack2<T>(s[0][0], s[0][1]), ptx::pack2<T>(s[0][2], s[0][3]),
                            ptx::pack2<T>(s[1][0], s[1][1]), ptx::pack2<T>(s[1][2], s[1][3])};
 #pragma unroll
@@ -278,18 +296,20 @@ struct DecodeWarp {
     }
   }
 
-  __device__ __forceinline__ void run(int first, int end) {
+  /// This warp's share of `units` units from key `first` on.
+  __device__ __forceinline__ void run(int first, int units) {
     const float scale_log2 = a.p.scale * float(kLog2e);
-    if (a.p.prefix.r && first < end) load_prefix(first, end);  // in the group of the first tile
+    first_key = first;
+    tiles = (units - warp + kWarps - 1) / kWarps * kUnitTiles;
 #pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) load_tile(i, first + i * kTileKeys, end);
+    for (int i = 0; i < kStages - 1; ++i) load_tile(i, i);
     int stage = 0;
 #pragma unroll 1
-    for (int key0 = first; key0 < end; key0 += kTileKeys) {
+    for (int tile = 0; tile < tiles; ++tile) {
       ptx::copy_async_wait<kStages - 2>();
       __syncwarp();
-      load_tile((stage + kStages - 1) % kStages, key0 + (kStages - 1) * kTileKeys, end);
-      process_tile(stage, key0, first, scale_log2);
+      load_tile((stage + kStages - 1) % kStages, tile + kStages - 1);
+      if (key_of_tile(tile) < key_len) process_tile(stage, tile, scale_log2);
       stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     ptx::copy_async_wait<0>();
@@ -302,70 +322,84 @@ struct DecodeWarp {
   }
 };
 
+/// What four warps made of a piece, added up and written to its place. All threads of the block; `smem` is free.
+template <typename T, int kD>
+__device__ __forceinline__ void store_piece(const DecodeArgs& a, const DecodeWarp<T, kD>& w, int64_t piece,
+                                            char* smem) {
+  __shared__ float2 shared_ml[kWarps][kRows];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (lane % 4 == 0) {
+    shared_ml[warp][lane / 4] = {w.top[0], w.sum[0]};
+    shared_ml[warp][lane / 4 + 8] = {w.top[1], w.sum[1]};
+  }
+  __syncthreads();  // the rings are drained: their place takes O of all warps
+  const auto highest_of = [&](int r) {
+    float highest = -INFINITY;
+    for (int i = 0; i < kWarps; ++i) highest = fmaxf(highest, shared_ml[i][r].x);
+    return highest;
+  };
+  const auto weight = [](float top, float highest) { return ptx::ex2(top - (highest == -INFINITY ? 0.f : highest)); };
+  float* shared_o = reinterpret_cast<float*>(smem);
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const int r = lane / 4 + 8 * row;
+    const float factor = weight(w.top[row], highest_of(r));
+#pragma unroll
+    for (int i = 0; i < kD / 8; ++i)
+      *reinterpret_cast<float2*>(shared_o + (warp * kRows + r) * (kD + 8) + 8 * i + lane % 4 * 2) = {
+          w.o[i][2 * row] * factor, w.o[i][2 * row + 1] * factor};
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < kRows * kD; i += kWarps * 32) {
+    const int r = i / kD, d = i % kD;
+    if (w.row_block * kRows + r >= a.rows || d >= a.p.head_dim) continue;
+    float value = 0;
+    for (int j = 0; j < kWarps; ++j) value += shared_o[(j * kRows + r) * (kD + 8) + d];
+    a.partial_o[(piece * kRows + r) * a.p.head_dim + d] = value;
+    if (d == 0) {
+      const float highest = highest_of(r);
+      float sum = 0;
+      for (int j = 0; j < kWarps; ++j) sum += shared_ml[j][r].y * weight(shared_ml[j][r].x, highest);
+      a.partial_ml[piece * kRows + r] = {highest, sum};
+    }
+  }
+  __syncthreads();
+}
+
 template <typename T, int kD>
 __global__ void __launch_bounds__(kWarps * 32, kD <= 128 ? 3 : 1) decode_kernel(const __grid_constant__ DecodeArgs a) {
   extern __shared__ __align__(128) char smem[];
-  __shared__ float2 shared_ml[kWarps][kRows];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
   using Warp = DecodeWarp<T, kD>;
   ptx::wait_for_previous_kernel();
-  const int items = a.p.batch * a.p.kv_heads, chunks = a.offset[items];
-  Warp w{a, ptx::smem_u32(smem) + warp * Warp::warp_bytes(a.block_heads), lane};
-  for (int work = blockIdx.x; work < chunks * a.row_blocks; work += gridDim.x) {
-    const int chunk = work / a.row_blocks;
-    int low = 0, high = items - 1;  // the last item that starts at or before the chunk
+  const int items = a.p.batch * a.p.kv_heads;
+  const Shares shares(a);
+  if (blockIdx.x >= shares.count) return;
+  Warp w{a, ptx::smem_u32(smem) + warp * Warp::warp_bytes(a.block_heads), warp, int(threadIdx.x % 32)};
+  const int64_t end = shares.first_unit(blockIdx.x + 1);
+  for (int64_t unit = shares.first_unit(blockIdx.x); unit < end;) {
+    int low = 0, high = items - 1;  // the last item that starts at or before the unit
     while (low < high) {
       const int middle = (low + high + 1) / 2;
-      if (a.offset[middle] <= chunk)
+      if (int64_t{a.offset[middle]} * a.row_blocks <= unit)
         low = middle;
       else
         high = middle - 1;
     }
+    const int own = a.offset[low + 1] - a.offset[low];
+    const int inside = int(unit - int64_t{a.offset[low]} * a.row_blocks), first = inside % own;
+    const int count = int(min(int64_t{own - first}, end - unit));
     w.item = low, w.b = low / a.p.kv_heads, w.kv_head = low % a.p.kv_heads;
-    w.key_len = a.p.key_len[w.b], w.row_block = work % a.row_blocks;
-    w.begin_chunk();
-    const int first = a.begin[low] + (chunk - a.offset[low]) * kChunkKeys + warp * kWarpKeys;
-    w.run(first, min(first + kWarpKeys, w.key_len));
-
-    if (lane % 4 == 0) {
-      shared_ml[warp][lane / 4] = {w.top[0], w.sum[0]};
-      shared_ml[warp][lane / 4 + 8] = {w.top[1], w.sum[1]};
-    }
-    __syncthreads();  // the rings are drained: their place takes O of all warps
-    float* shared_o = reinterpret_cast<float*>(smem);
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const int r = lane / 4 + 8 * row;
-      float highest = -INFINITY;
-      for (int i = 0; i < kWarps; ++i) highest = fmaxf(highest, shared_ml[i][r].x);
-      const float factor = w.top[row] == -INFINITY ? 0.f : ptx::ex2(w.top[row] - highest);
-#pragma unroll
-      for (int i = 0; i < kD / 8; ++i)
-        *reinterpret_cast<float2*>(shared_o + (warp * kRows + r) * (kD + 8) + 8 * i + lane % 4 * 2) = {
-            w.o[i][2 * row] * factor, w.o[i][2 * row + 1] * factor};
-    }
-    __syncthreads();
-    const int64_t slot = int64_t(work) * kRows;
-    for (int i = threadIdx.x; i < kRows * kD; i += kWarps * 32) {
-      const int r = i / kD, d = i % kD;
-      if (w.row_block * kRows + r >= a.rows || d >= a.p.head_dim) continue;
-      float value = 0;
-      for (int j = 0; j < kWarps; ++j) value += shared_o[(j * kRows + r) * (kD + 8) + d];
-      a.partial_o[(slot + r) * a.p.head_dim + d] = value;
-      if (d == 0) {
-        float highest = -INFINITY, sum = 0;
-        for (int j = 0; j < kWarps; ++j) highest = fmaxf(highest, shared_ml[j][r].x);
-        for (int j = 0; j < kWarps && highest != -INFINITY; ++j)
-          sum += shared_ml[j][r].y * ptx::ex2(shared_ml[j][r].x - highest);
-        a.partial_ml[slot + r] = {highest, sum};
-      }
-    }
-    __syncthreads();
+    w.key_len = a.p.key_len[w.b], w.row_block = inside / own;
+    w.begin_piece();
+    w.run(a.begin[low] + first * kUnitKeys, count);
+    store_piece(a, w, piece_of(a, blockIdx.x, low, w.row_block), smem);
+    unit += count;
   }
 }
 
-/// One block a (row, KV head, sequence). Groups of threads, one a column of O, share the chunks out among themselves.
-constexpr int kCombineThreads = 512;
+/// One block a (row, KV head, sequence). Groups of threads, one a column of O, share the pieces out among themselves.
+constexpr int kCombineThreads = 256;
 template <typename T>
 __global__ void __launch_bounds__(kCombineThreads)
     decode_combine_kernel(const __grid_constant__ DecodeArgs a, int columns) {
@@ -373,8 +407,14 @@ __global__ void __launch_bounds__(kCombineThreads)
   const auto& p = a.p;
   const int item = blockIdx.x, index = blockIdx.y, tid = threadIdx.x;
   ptx::wait_for_previous_kernel();
-  const int first = a.offset[item], end = a.offset[item + 1];
-  auto slot = [&](int chunk) { return (int64_t(chunk) * a.row_blocks + index / kRows) * kRows + index % kRows; };
+  const int row_block = index / kRows, units = a.offset[item + 1] - a.offset[item];
+  int first = 0, end = 0;  // shares
+  if (units > 0) {
+    const Shares shares(a);
+    const int64_t unit = int64_t{a.offset[item]} * a.row_blocks + int64_t{row_block} * units;
+    first = int(shares.share_of(unit)), end = int(shares.share_of(unit + units - 1)) + 1;
+  }
+  auto slot = [&](int share) { return piece_of(a, share, item, row_block) * kRows + index % kRows; };
   auto reduce = [&](float value, auto combine, int until) {  // over threads equal modulo `until`, a power of two
     reduced[tid] = value;
     __syncthreads();
@@ -405,10 +445,10 @@ __global__ void __launch_bounds__(kCombineThreads)
   const int b = item / p.kv_heads, group = p.query_heads / p.kv_heads;
   const int head = item % p.kv_heads * group + index / p.query_len, t = index % p.query_len;
   T* o = static_cast<T*>(p.o.data) + b * p.o.stride_b + t * p.o.stride_t + head * p.o.stride_h;
-  if (tid < p.head_dim) o[tid] = T(sum > 0 ? value / sum : 0.f);
+  if (tid < p.head_dim) o[tid] = T(sum == 0 ? 0.f : value / sum);  // NaN stays NaN
   if (tid == 0 && p.lse)
     p.lse[(int64_t(b) * p.query_heads + head) * p.query_len + t] =
-        sum > 0 ? (highest + log2f(sum)) * 0.69314718f : -INFINITY;
+        sum == 0 ? -INFINITY : (highest + log2f(sum)) * 0.69314718f;
 }
 
 /// One thread a (sequence, head): new keys come one or a few at a time.
@@ -434,24 +474,29 @@ __global__ void prefix_append_kernel(FoxPrefixCache cache, FoxGates log_f, int h
 
 // ------------------------------------------------------------------------------------------------------- launcher
 
+int count_multiprocessors() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
 size_t layout_decode(const ForgettingDecodeParams& p, DecodeArgs* a) {
   *a = {p};
   const int items = p.batch * p.kv_heads;
   a->rows = p.query_len * (p.query_heads / p.kv_heads);
   a->row_blocks = (a->rows + kRows - 1) / kRows;
   a->block_heads = p.prefix.r ? std::min(p.query_heads / p.kv_heads, kRows) : 0;
-  // A kept range that starts inside the cache can need one chunk fewer, never one more.
-  a->max_chunks = items * ((p.max_key_len + kChunkKeys - 1) / kChunkKeys);
   size_t used = 0;
   auto take = [&](auto*& pointer, size_t count) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(static_cast<char*>(p.workspace) + used);
     used += (count * sizeof(*pointer) + 255) / 256 * 256;
   };
-  const size_t slots = size_t(a->max_chunks) * a->row_blocks * kRows;
+  const size_t rows = (size_t(items) * a->row_blocks + size_t(kMostBlocks) * count_multiprocessors()) * kRows;
   take(a->begin, items);
   take(a->offset, items + 1);
-  take(a->partial_o, slots * p.head_dim);
-  take(a->partial_ml, slots);
+  take(a->partial_o, rows * p.head_dim);
+  take(a->partial_ml, rows);
   return used;
 }
 
@@ -486,7 +531,7 @@ cudaError_t launch_early(void (*kernel)(Parameters...), dim3 blocks, int threads
 }
 
 template <typename T, int kD>
-cudaError_t launch_decode(const DecodeArgs& a, int multiprocessors, cudaStream_t stream) {
+cudaError_t launch_decode(DecodeArgs a, cudaStream_t stream) {
   auto* kernel = decode_kernel<T, kD>;
   using Warp = DecodeWarp<T, kD>;
   const int bytes = std::max(kWarps * Warp::warp_bytes(a.block_heads), kWarps * kRows * (kD + 8) * 4);
@@ -494,19 +539,19 @@ cudaError_t launch_decode(const DecodeArgs& a, int multiprocessors, cudaStream_t
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (!error) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, kWarps * 32, bytes);
   if (error) return error;
+  a.workers = count_multiprocessors() * std::clamp(per_multiprocessor, 1, kMostBlocks);
   decode_plan_kernel<<<1, 1024, 0, stream>>>(a);
-  const int blocks = min(multiprocessors * per_multiprocessor, a.max_chunks * a.row_blocks);
-  error = launch_early(kernel, blocks, kWarps * 32, bytes, stream, a);
+  error = launch_early(kernel, a.workers, kWarps * 32, bytes, stream, a);
   if (error) return error;
   return launch_early(decode_combine_kernel<T>, dim3(a.p.batch * a.p.kv_heads, a.rows), kCombineThreads, 0, stream, a,
                       kD);
 }
 
 template <typename T>
-cudaError_t launch_decode(const DecodeArgs& a, int multiprocessors, cudaStream_t stream) {
-  if (a.p.head_dim <= 64) return launch_decode<T, 64>(a, multiprocessors, stream);
-  if (a.p.head_dim <= 128) return launch_decode<T, 128>(a, multiprocessors, stream);
-  return launch_decode<T, 256>(a, multiprocessors, stream);
+cudaError_t launch_decode(const DecodeArgs& a, cudaStream_t stream) {
+  if (a.p.head_dim <= 64) return launch_decode<T, 64>(a, stream);
+  if (a.p.head_dim <= 128) return launch_decode<T, 128>(a, stream);
+  return launch_decode<T, 256>(a, stream);
 }
 
 }  // namespace
@@ -523,12 +568,8 @@ extern "C" int fox_forgetting_decode(const ForgettingDecodeParams* params, cudaS
   DecodeArgs a;
   if (!params->workspace || params->workspace_bytes < layout_decode(*params, &a))
     return fail("the workspace is too small");
-  int device = 0, multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (!error) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (!error)
-    error = params->dtype == kFoxBfloat16 ? launch_decode<__nv_bfloat16>(a, multiprocessors, stream)
-                                          : launch_decode<__half>(a, multiprocessors, stream);
+  const cudaError_t error =
+      params->dtype == kFoxBfloat16 ? launch_decode<__nv_bfloat16>(a, stream) : launch_decode<__half>(a, stream);
   return error ? fail("forgetting attention decoding", error) : 0;
 }
 
