@@ -3,8 +3,8 @@
 
 usage: tools/gpu/check_training.py FOX [--device cuda] [--kills 2] [--out FILE] [--set table.key=value …]
 
-FoX (Pro) 125M at its published length, 24 steps of two micro-batches on random words, a checkpoint every 4 steps, with
-train.deterministic. Exit status 1 when something is not as it should be.
+A FoX (Pro) of two layers at the published length, 24 steps of two micro-batches on random words, a checkpoint every 4
+steps, with train.deterministic. Exit status 1 when something is not as it should be.
 """
 
 import argparse
@@ -29,10 +29,12 @@ def write_text(path):
 
 
 def command(a, folder, name, *settings):
-    base = [f'data.train=["{folder}/text.txt"]', "data.valid=[]", "data.format=text", "data.tokenizer=gpt2", f"data.cache={folder}/tokens", f"output.dir={folder}/{name}",
+    base = ["model.hidden_size=256", "model.num_hidden_layers=2", "model.num_heads=4",
+            f'data.train=["{folder}/text.txt"]', "data.valid=[]", "data.format=text", "data.tokenizer=gpt2",
+            f"data.cache={folder}/tokens", f"output.dir={folder}/{name}",
             f"train.batch_tokens={STEP}", f"train.micro_batch_tokens={STEP // 2}", f"train.max_tokens={STEP * STEPS}",
             f"train.warmup_tokens={2 * STEP}", f"output.checkpoint_interval_tokens={4 * STEP}", "output.log_interval_steps=1",
-            "eval.max_tokens=16384", "train.deterministic=true"]
+            "eval.max_tokens=16384", "train.deterministic=true", "output.keep_last=1"]
     run = [a.fox, "train", "configs/longcrawl64/fox_pro_125m_2.7b.toml", "--device", a.device]
     return run + [x for s in [*base, *settings, *a.set] for x in ("--set", s)]
 
@@ -63,7 +65,9 @@ def run_and_kill(a, folder, name, after):
 
 def check_kills(a, folder):
     subprocess.run(command(a, folder, "whole"), check=True, stderr=subprocess.DEVNULL)
+    print("undisturbed run done", file=sys.stderr)
     killed = [run_and_kill(a, folder, "killed", STEPS * (i + 1) // (a.kills + 1) + 1) for i in range(a.kills)]
+    print("killed", killed, file=sys.stderr)
     subprocess.run(command(a, folder, "killed"), check=True, stderr=subprocess.DEVNULL)
     return {"kills": sum(killed), "same_bits": all(killed) and result_of(folder, "whole") == result_of(folder, "killed")}
 
