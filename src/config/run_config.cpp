@@ -19,7 +19,7 @@ const Range kTokens = Range::between(0, 1e15);
 const Range kPositiveTokens = Range::between(1, 1e15);
 
 /// Keys are listed once, in `visit` below; reading and writing follow that list.
-struct Reading {
+struct TableReading {
   KeyReader& reader;
 
   template <typename T, typename... Rest>
@@ -31,7 +31,7 @@ struct Reading {
   }
 };
 
-struct Writing {
+struct TableWriting {
   json& object;
 
   template <typename T, typename... Rest>
@@ -111,10 +111,10 @@ class Loader {
     read_data(config.data);
     read_train(config.train, config.data);
     KeyReader eval = root_.table("eval");
-    visit(config.eval, Reading{eval});
+    visit(config.eval, TableReading{eval});
     eval.finish();
     KeyReader output = root_.table("output");
-    visit(config.output, Reading{output});
+    visit(config.output, TableReading{output});
     output.finish();
     if (config.output.dir.empty()) output.fail("dir", "is missing", "for example: dir = \"runs/first\"");
     root_.finish();
@@ -151,7 +151,7 @@ class Loader {
 
   void read_data(DataConfig& data) {
     KeyReader table = root_.table("data");
-    visit(data, Reading{table});
+    visit(data, TableReading{table});
     table.finish();
     if (data.train.empty()) table.fail("train", "names no text", "for example: train = [\"corpus/train\"]");
     if (data.valid_fraction >= 1) table.fail("valid_fraction", "must be below 1", "nothing would be left to train on");
@@ -180,7 +180,7 @@ class Loader {
 
   void read_train(TrainConfig& train, const DataConfig& data) {
     KeyReader table = root_.table("train");
-    visit(train, Reading{table});
+    visit(train, TableReading{table});
     table.finish();
     if (train.max_tokens == 0) table.fail("max_tokens", "is missing", "the number of tokens to train on");
     if (train.batch_tokens == 0) train.batch_tokens = data.context;
@@ -234,10 +234,10 @@ json RunConfig::to_json() const {
   RunConfig copy = *this;
   json root = {{"model", model.to_json()}};
   if (model.vocab_size == 0) root["model"].erase("vocab_size");
-  visit(copy.data, Writing{root["data"]});
-  visit(copy.train, Writing{root["train"]});
-  visit(copy.eval, Writing{root["eval"]});
-  visit(copy.output, Writing{root["output"]});
+  visit(copy.data, TableWriting{root["data"]});
+  visit(copy.train, TableWriting{root["train"]});
+  visit(copy.eval, TableWriting{root["eval"]});
+  visit(copy.output, TableWriting{root["output"]});
   return root;
 }
 

@@ -15,9 +15,9 @@ using nlohmann::json;
 constexpr int64_t kMostChunkBytes = (int64_t{1} << 31) - 1 - 16;
 constexpr size_t kMostDimensions = 32;
 
-class Parser {
+class MetaParser {
  public:
-  Parser(std::string_view text, std::string source) : source_(std::move(source)) {
+  MetaParser(std::string_view text, std::string source) : source_(std::move(source)) {
     try {
       root_ = json::parse(text);
     } catch (const json::parse_error& error) {
@@ -128,7 +128,7 @@ int64_t ZarrMeta::chunk_bytes() const {
 
 int64_t ZarrMeta::grid(size_t d) const { return (shape[d] + chunks[d] - 1) / chunks[d]; }
 
-ZarrMeta ZarrMeta::parse(std::string_view text, const std::string& source) { return Parser(text, source).parse(); }
+ZarrMeta ZarrMeta::parse(std::string_view text, const std::string& source) { return MetaParser(text, source).parse(); }
 
 std::string ZarrMeta::to_json() const {
   nlohmann::ordered_json root = {{"zarr_format", 2},      {"shape", shape},  {"chunks", chunks}, {"dtype", dtype},
