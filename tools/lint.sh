@@ -1,10 +1,9 @@
 #!/bin/sh
-# Formatting, layers and clang-tidy. usage: tools/lint.sh [BUILD [ROOM…]]   (BUILD holds compile_commands.json)
-# clang-tidy reads the rooms named, by default those without torch headers: a file with them costs it a minute,
-# and needs a BUILD configured with -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON (clang cannot read GCC's precompiled header).
+# Formatting, layers and clang-tidy. usage: tools/lint.sh [BUILD [ROOM…]]   (BUILD as `make lint` configures it)
+# clang-tidy reads the rooms named, by default those without torch headers: a file with them costs it half a minute.
 set -eu
 cd "$(dirname "$0")/.."
-build=${1:-build}
+build=${1:-build-lint}
 [ $# -eq 0 ] || shift
 rooms=${*:-base config report}
 git ls-files -z 'src/*.h' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.h' 'tests/*.cpp' |
