@@ -43,7 +43,7 @@ demo: setup
 compare: setup
 	@$(CONFIGURE)
 	@$(CMAKE) --build $(BUILD) --target fox_cli
-	@tools/compare.sh $(BUILD)/fox
+	@tools/demo.sh $(BUILD)/fox compare
 
 clean:
 	rm -rf $(BUILD)

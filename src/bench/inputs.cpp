@@ -11,8 +11,7 @@
 namespace fox::bench {
 namespace {
 
-constexpr double kShortestDecay = 8, kLongestDecay = 65536;  // tokens
-constexpr double kRounding = 1.01;                           // of normalised q and k to 16 bits, in their norms
+constexpr double kRounding = 1.01;  // of normalised q and k to 16 bits, in their norms
 
 void select_sdp_kernels(bool cudnn, bool flash, bool others) {
   auto& context = at::globalContext();

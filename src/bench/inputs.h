@@ -22,6 +22,8 @@ at::Tensor log_spaced_gates(at::IntArrayRef shape, at::Device device);
 
 /// ln ε of the pruning that is measured.
 constexpr double kLogPruningTolerance = -10;
+/// Decay times that log-spaced gates have over the heads, in tokens.
+constexpr double kShortestDecay = 8, kLongestDecay = 65536;
 
 /// torch's attention restricted to one of its GPU kernels ("cudnn", "flash") while this lives, or ("torch") as it
 /// chooses itself.

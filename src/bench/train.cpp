@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bench/inputs.h"
 #include "bench/step_profile.h"
 #include "bench/timing.h"
 #include "config/published_models.h"
@@ -27,7 +28,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr double kPeakFlops = 989e12;  // dense bf16 of H100 and H200 SXM
-constexpr double kShortestDecay = 8, kLongestDecay = 65536, kLogPruningTolerance = -10;
 constexpr int64_t kWarmUp = 3, kProfiled = 2;
 
 ModelConfig model_config(const TrainOptions& x) {
