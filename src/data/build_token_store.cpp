@@ -27,6 +27,7 @@ constexpr int64_t kTokensPerChunk = 1 << 20;
 constexpr int64_t kOffsetsPerChunk = 1 << 17;
 /// How far a build has come: a line of JSON, then the tokens and the offsets that are in no chunk yet.
 constexpr const char* kSaved = "saved";
+constexpr const char* kLock = ".lock";  // DirectoryLock's
 /// Less text than this is done before a bar could be read.
 constexpr int64_t kBytesWorthABar = 16 << 20;
 
@@ -212,7 +213,18 @@ void Build::finish(const CorpusReader& reader) {
   fs::remove(dir_ / kSaved);
 }
 
+/// Removes from `dir` all but `kept`.
+void keep_only(const fs::path& dir, std::initializer_list<std::string_view> kept) {
+  std::vector<fs::path> others;
+  for (const auto& entry : fs::directory_iterator(dir)) {
+    if (std::ranges::find(kept, entry.path().filename().string()) == kept.end()) others.push_back(entry.path());
+  }
+  for (const fs::path& other : others) fs::remove_all(other);
+}
+
 void build(const fs::path& dir, const Job& job) {
+  // What a killed build was just writing (half a file under another name) must not get into the store.
+  keep_only(dir, {kLock, kSaved, "tokens", "doc_offsets"});
   {
     Build going_on(dir, job);
     if (going_on.resume()) {
@@ -221,7 +233,7 @@ void build(const fs::path& dir, const Job& job) {
     }
   }
   // What a build of something else left behind.
-  for (const char* name : {"tokens", "doc_offsets", ".zattrs", ".zgroup", kSaved}) fs::remove_all(dir / name);
+  keep_only(dir, {kLock});
   Build(dir, job).run();
 }
 
@@ -258,7 +270,7 @@ TokenStore build_token_store(const std::vector<fs::path>& sources, const Tokeniz
     {
       const DirectoryLock lock(building);
       build(building, job);
-      fs::remove(building / ".lock");
+      fs::remove(building / kLock);
       replace(building, dir);
     }
   } catch (const fs::filesystem_error& error) {

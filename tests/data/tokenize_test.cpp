@@ -168,6 +168,18 @@ TEST_F(TokenizeTest, KilledAndStartedAgainItEndsWithTheSameBytes) {
   EXPECT_TRUE(contents(dir_ / "alone") == contents(dir_ / "store"));
 }
 
+// A process killed while it writes a file leaves a part of it under another name.
+TEST_F(TokenizeTest, HalfWrittenFilesStayOutOfTheStore) {
+  write_corpus(1);
+  const Tokenizer tokenizer = Tokenizer::gpt2(500);
+  build_token_store({dir_ / "c"}, tokenizer, dir_ / "alone", {.threads = 2});
+  for (const char* half : {".saved.new-7-3", ".zattrs.new-7-4", "tokens/.0.new-7-1"}) {
+    write(std::string(".store.building/") + half, "half");
+  }
+  build_token_store({dir_ / "c"}, tokenizer, dir_ / "store", {.threads = 2});
+  EXPECT_TRUE(contents(dir_ / "alone") == contents(dir_ / "store"));
+}
+
 // What was saved for other files or another tokenizer is not gone on from.
 TEST_F(TokenizeTest, SavedWorkOfAnotherTextIsLeft) {
   write_corpus(1);
