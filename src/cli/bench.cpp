@@ -15,7 +15,7 @@ namespace fox::cli {
 namespace {
 
 template <class Options>
-struct Arguments {
+struct BenchArguments {
   Options options;
   bool json = false;
 };
@@ -30,14 +30,14 @@ std::function<void(const Measurement&)> printer(bool json, std::string head) {
   };
 }
 
-void run_attention(const Arguments<bench::AttentionOptions>& x) {
+void run_attention(const BenchArguments<bench::AttentionOptions>& x) {
   bench::bench_attention(x.options, printer<bench::AttentionMeasurement>(x.json, bench::table_head()));
   if (!x.json) {
     fmt::print("\nratio: speed relative to sdpa (causal, no bias; cuDNN's on CUDA) in the same direction\n");
   }
 }
 
-void run_decode(const Arguments<bench::DecodeOptions>& x) {
+void run_decode(const BenchArguments<bench::DecodeOptions>& x) {
   bench::bench_decode(x.options, printer<bench::DecodeMeasurement>(x.json, bench::decode_table_head()));
   if (!x.json) fmt::print("\nTB/s: of kept keys and values; ratio: to that of sdpa (cuDNN's on CUDA)\n");
 }
@@ -47,7 +47,7 @@ void add_attention(CLI::App& command) {
       "attention",
       "Forgetting attention against scaled_dot_product_attention: cuDNN's and flash on CUDA, without "
       "bias and with a float mask on the CPU");
-  auto arguments = std::make_shared<Arguments<bench::AttentionOptions>>();
+  auto arguments = std::make_shared<BenchArguments<bench::AttentionOptions>>();
   bench::AttentionOptions& options = arguments->options;
   attention->add_option("--device", options.device, "cpu, cuda or cuda:N")->capture_default_str();
   attention->add_option("--dtype", options.dtype,
@@ -83,7 +83,7 @@ std::pair<int64_t, int64_t> parse_size(const std::string& text) {
 void add_decode(CLI::App& command) {
   CLI::App* decode = command.add_subcommand(
       "decode", "One new query a sequence against a long cache, beside scaled_dot_product_attention (cuDNN's on CUDA)");
-  auto arguments = std::make_shared<Arguments<bench::DecodeOptions>>();
+  auto arguments = std::make_shared<BenchArguments<bench::DecodeOptions>>();
   auto sizes = std::make_shared<std::vector<std::string>>();
   bench::DecodeOptions& options = arguments->options;
   decode->add_option("--device", options.device, "cuda, cuda:N or cpu")->capture_default_str();

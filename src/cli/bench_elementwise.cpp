@@ -10,12 +10,12 @@
 namespace fox::cli {
 namespace {
 
-struct Arguments {
+struct BenchElementwiseArguments {
   bench::ElementwiseOptions options;
   bool json = false;
 };
 
-void run(const Arguments& arguments) {
+void run(const BenchElementwiseArguments& arguments) {
   bool headed = arguments.json;  // the head waits for the first line: a device that is not there prints an error alone
   bench::bench_elementwise(arguments.options, [&](const bench::ElementwiseMeasurement& line) {
     if (!std::exchange(headed, true)) fmt::print("{}\n", bench::elementwise_table_head());
@@ -31,7 +31,7 @@ void run(const Arguments& arguments) {
 void register_bench_elementwise(CLI::App& bench) {
   CLI::App* command = bench.add_subcommand(
       "elementwise", "The memory-bound operators against a copy of as many bytes, and the LM head with its loss");
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<BenchElementwiseArguments>();
   bench::ElementwiseOptions& options = arguments->options;
   command->add_option("--device", options.device, "cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--dtype", options.dtype,

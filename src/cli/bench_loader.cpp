@@ -10,12 +10,12 @@
 namespace fox::cli {
 namespace {
 
-struct Arguments {
+struct BenchLoaderArguments {
   bench::LoaderOptions options;
   bool json = false;
 };
 
-void run(const Arguments& arguments) {
+void run(const BenchLoaderArguments& arguments) {
   bench::bench_loader(arguments.options, [&](const bench::LoaderMeasurement& line) {
     if (arguments.json) {
       fmt::print("{}\n", bench::to_json(line));
@@ -31,7 +31,7 @@ void run(const Arguments& arguments) {
 
 void register_bench_loader(CLI::App& bench) {
   CLI::App* command = bench.add_subcommand("loader", "How fast stored tokens become training batches");
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<BenchLoaderArguments>();
   bench::LoaderOptions& options = arguments->options;
   command->add_option("DIR", options.dir,
                       "A token store or an array of LongCrawl64 (default: one of each, made of random tokens)");

@@ -10,12 +10,12 @@
 namespace fox::cli {
 namespace {
 
-struct Arguments {
+struct BenchMixersArguments {
   bench::MixersOptions options;
   bool json = false;
 };
 
-void run(const Arguments& arguments) {
+void run(const BenchMixersArguments& arguments) {
   bool headed = arguments.json;  // the head waits for the first line: a device that is not there prints an error alone
   bench::bench_mixers(arguments.options, [&](const bench::MixersMeasurement& line) {
     if (!std::exchange(headed, true)) fmt::print("{}\n", bench::mixers_table_head());
@@ -30,7 +30,7 @@ void run(const Arguments& arguments) {
 void register_bench_mixers(CLI::App& bench) {
   CLI::App* command = bench.add_subcommand(
       "mixers", "Every sequence mixer at equal width over the context's length, and its decoding step");
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<BenchMixersArguments>();
   bench::MixersOptions& options = arguments->options;
   command->add_option("--device", options.device, "cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--dtype", options.dtype,

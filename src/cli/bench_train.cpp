@@ -10,12 +10,12 @@
 namespace fox::cli {
 namespace {
 
-struct Arguments {
+struct BenchTrainArguments {
   bench::TrainOptions options;
   bool json = false;
 };
 
-void run(const Arguments& arguments) {
+void run(const BenchTrainArguments& arguments) {
   const auto measurement = bench::bench_train(arguments.options);
   fmt::print("{}", arguments.json ? bench::to_json(measurement) + "\n" : bench::describe(measurement));
 }
@@ -23,7 +23,7 @@ void run(const Arguments& arguments) {
 }  // namespace
 
 void register_bench_train(CLI::App& bench) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<BenchTrainArguments>();
   bench::TrainOptions& x = arguments->options;
   CLI::App* command =
       bench.add_subcommand("train", "Whole training steps of a published model, and where the time goes");

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-struct Arguments {
+struct EvalArguments {
   std::vector<std::string> dirs, data;
   std::string out;
   eval::RunEvaluationOptions options;
@@ -86,7 +86,7 @@ void print_tables(const std::vector<Row>& rows) {
   }
 }
 
-void run_loss(Arguments& arguments) {
+void run_loss(EvalArguments& arguments) {
   arguments.compute.apply();
   infer::LoadedModel loaded =
       infer::load_model(arguments.dirs.front(), infer::device_from_name(arguments.compute.device));
@@ -101,7 +101,7 @@ void run_loss(Arguments& arguments) {
   }
 }
 
-void run_report_files(Arguments& arguments) {
+void run_report_files(EvalArguments& arguments) {
   arguments.compute.apply();
   arguments.options.data = arguments.data_paths();
   std::vector<Row> rows;
@@ -142,7 +142,7 @@ void add_loss_options(CLI::App& command, eval::PerTokenLossOptions& options) {
 }
 
 void register_loss(CLI::App& eval_command) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<EvalArguments>();
   arguments->options.loss.max_tokens = 20000;
   CLI::App* command = eval_command.add_subcommand(
       "loss", "Loss at each position of a context, within and beyond the training length; perplexity; bits a byte");
@@ -161,7 +161,7 @@ void register_loss(CLI::App& eval_command) {
 }
 
 void register_run(CLI::App& eval_command) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<EvalArguments>();
   eval::RunEvaluationOptions& options = arguments->options;
   options.loss.max_tokens = 20000;
   options.gates = {.windows = 4, .num_maps = 8};

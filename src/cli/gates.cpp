@@ -15,7 +15,7 @@
 namespace fox::cli {
 namespace {
 
-struct Arguments {
+struct GatesArguments {
   std::string dir;
   std::vector<std::string> data;
   std::string out;
@@ -39,7 +39,7 @@ void print_table(const eval::GateAnalysis& analysis) {
       analysis.windows, analysis.length, analysis.log_pruning_tolerance, 100 * skipped, 100 * analysis.most_skippable);
 }
 
-void run(Arguments arguments) {
+void run(GatesArguments arguments) {
   arguments.compute.apply();
   infer::LoadedModel loaded = infer::load_model(arguments.dir, infer::device_from_name(arguments.compute.device));
   const eval::HeldOutText text(loaded, {arguments.data.begin(), arguments.data.end()});
@@ -67,7 +67,7 @@ void run(Arguments arguments) {
 }  // namespace
 
 void register_gates(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<GatesArguments>();
   eval::GateOptions& options = arguments->options;
   CLI::App* command = app.add_subcommand("gates", "What each head's forget gate remembers, measured on held-out text");
   command->add_option("DIR", arguments->dir, kModelHelp)->required();

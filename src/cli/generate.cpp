@@ -18,7 +18,7 @@
 namespace fox::cli {
 namespace {
 
-struct Arguments {
+struct GenerateArguments {
   std::string dir;
   std::optional<std::string> prompt;
   infer::GenerateOptions options;
@@ -26,7 +26,7 @@ struct Arguments {
   bool json = false;
 };
 
-std::string read_prompt(const Arguments& arguments) {
+std::string read_prompt(const GenerateArguments& arguments) {
   if (arguments.prompt) return *arguments.prompt;
   if (isatty(STDIN_FILENO)) fmt::print(stderr, "Type the prompt; Ctrl-D ends it.\n");
   return {std::istreambuf_iterator<char>(std::cin), {}};
@@ -42,7 +42,7 @@ void print_json(const infer::Generation& made) {
   fmt::print("{}\n", out.dump());
 }
 
-void run(const Arguments& arguments) {
+void run(const GenerateArguments& arguments) {
   arguments.options.sampling.validate();
   arguments.compute.apply();
   infer::LoadedModel loaded = infer::load_model(arguments.dir, infer::device_from_name(arguments.compute.device));
@@ -68,7 +68,7 @@ void run(const Arguments& arguments) {
 }  // namespace
 
 void register_generate(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<GenerateArguments>();
   infer::GenerateOptions& options = arguments->options;
   CLI::App* command = app.add_subcommand("generate", "Continue a text; prints what the model writes as it is written");
   command->add_option("DIR", arguments->dir, kModelHelp)->required();

@@ -17,7 +17,7 @@
 namespace fox::cli {
 namespace {
 
-struct Arguments {
+struct InspectArguments {
   std::string path;
   std::optional<int64_t> context;
   bool json = false;
@@ -25,7 +25,7 @@ struct Arguments {
 
 std::string dtype_name(const at::Tensor& tensor) { return c10::getDtypeNames(tensor.scalar_type()).first; }
 
-void inspect_file(const Arguments& arguments) {
+void inspect_file(const InspectArguments& arguments) {
   const checkpoint::SafetensorsFile file = checkpoint::read_safetensors_header(arguments.path);
   int64_t values = 0, bytes = 0;
   nlohmann::json tensors = nlohmann::json::object();
@@ -49,7 +49,7 @@ void inspect_file(const Arguments& arguments) {
   fmt::print("{} tensors, {} values, {}\n", file.tensors.size(), values, human_bytes(static_cast<double>(bytes)));
 }
 
-void inspect_model(const Arguments& arguments) {
+void inspect_model(const InspectArguments& arguments) {
   const infer::ModelSummary summary = infer::summarise_model(std::filesystem::path(arguments.path), arguments.context);
   if (arguments.json) {
     fmt::print("{}\n", infer::to_json(summary).dump());
@@ -74,7 +74,7 @@ void inspect_model(const Arguments& arguments) {
 }  // namespace
 
 void register_inspect(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<InspectArguments>();
   CLI::App* command =
       app.add_subcommand("inspect", "What a model is made of: configuration, parameters, FLOPs by part");
   command->add_option("PATH", arguments->path, std::string(kModelHelp) + ", or a .safetensors file")->required();

@@ -8,12 +8,12 @@
 namespace fox::cli {
 
 void register_report(CLI::App& app) {
-  struct Arguments {
+  struct ReportArguments {
     std::vector<std::string> runs;
     std::string out = "report.html", notes;
     report::ReportOptions options;
   };
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ReportArguments>();
   CLI::App* command =
       app.add_subcommand("report", "Write one HTML page that compares runs: curves, per-token loss, gates, samples");
   command->add_option("RUN", arguments->runs, "Run directories, in the order they are shown")->required();

@@ -14,14 +14,14 @@
 namespace fox::cli {
 namespace {
 
-struct Arguments {
+struct TokenizeArguments {
   std::vector<std::string> sources;
   DataConfig data;
   std::string out;
   int64_t threads = 0;
 };
 
-void run(const Arguments& arguments) {
+void run(const TokenizeArguments& arguments) {
   catch_interrupts();
   const data::Tokenizer tokenizer = train::make_tokenizer(arguments.data);
   data::BuildOptions options{.threads = arguments.threads};
@@ -36,7 +36,7 @@ void run(const Arguments& arguments) {
 }  // namespace
 
 void register_tokenize(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<TokenizeArguments>();
   CLI::App* command = app.add_subcommand("tokenize", "Turn text into a token store that 'fox train' reads");
   command
       ->add_option(

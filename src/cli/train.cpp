@@ -15,7 +15,7 @@
 namespace fox::cli {
 namespace {
 
-struct Arguments {
+struct TrainArguments {
   std::string file;
   std::vector<std::string> set;
   std::optional<std::string> init_from, device;
@@ -24,7 +24,7 @@ struct Arguments {
   bool print_config = false, dry_run = false;
 };
 
-RunConfig load(const Arguments& arguments) {
+RunConfig load(const TrainArguments& arguments) {
   std::vector<std::string> overrides = arguments.set;
   if (arguments.device) overrides.push_back("train.device=" + *arguments.device);
   if (arguments.threads) overrides.push_back(fmt::format("train.threads={}", *arguments.threads));
@@ -49,7 +49,7 @@ void train(const RunConfig& config, train::RunOptions options) {
   }
 }
 
-void run(const Arguments& arguments) {
+void run(const TrainArguments& arguments) {
   const RunConfig config = load(arguments);
   if (arguments.print_config) {
     fmt::print("{}", config.to_toml());
@@ -67,7 +67,7 @@ void run(const Arguments& arguments) {
 }  // namespace
 
 void register_train(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<TrainArguments>();
   CLI::App* command =
       app.add_subcommand("train", "Train a model as a run file says, or continue a run that was stopped");
   command->add_option("RUN.toml", arguments->file, "Run file: tables [model] [data] [train] [eval] [output]")

@@ -1,5 +1,6 @@
 #include "bench/mixers.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <map>

@@ -1,5 +1,6 @@
 #include "infer/inspect.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
