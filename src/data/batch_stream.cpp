@@ -22,7 +22,7 @@ BatchStream::BatchStream(std::shared_ptr<const TokenStore> store, int64_t contex
 
 int64_t BatchStream::contexts_per_epoch() const { return store_->num_tokens() / context_; }
 
-void BatchStream::read(int64_t index, std::span<int32_t> out) const {
+void BatchStream::read(int64_t index, std::span<int64_t> out) const {
   const int64_t epoch = index / contexts_per_epoch();
   const uint64_t key = hash_numbers(seed_, epoch);
   const auto size = static_cast<uint64_t>(store_->num_tokens());
@@ -38,14 +38,12 @@ Batch BatchStream::get(int64_t first_context, int64_t count) const {
   if (first_context < 0 || count < 0)
     throw Error(fmt::format("no contexts from {} on, {} of them", first_context, count));
   Batch batch{at::empty({count, context_}, at::kLong), at::empty({count, context_}, at::kLong)};
-  std::vector<int32_t> tokens(static_cast<size_t>(context_));
   auto* ids = batch.ids_BT.data_ptr<int64_t>();
   auto* labels = batch.labels_BT.data_ptr<int64_t>();
   for (int64_t row = 0; row < count; ++row, ids += context_, labels += context_) {
-    read(first_context + row, tokens);
-    std::copy(tokens.begin(), tokens.end(), labels);
+    read(first_context + row, std::span(labels, static_cast<size_t>(context_)));
     ids[0] = start_id_;
-    std::copy(tokens.begin(), tokens.end() - 1, ids + 1);
+    std::copy(labels, labels + context_ - 1, ids + 1);
   }
   return batch;
 }

@@ -23,7 +23,7 @@ class BatchStream : public TrainingStream {
 
  private:
   /// The tokens of context `index`.
-  void read(int64_t index, std::span<int32_t> out) const;
+  void read(int64_t index, std::span<int64_t> out) const;
 
   std::shared_ptr<const TokenStore> store_;
   int64_t context_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "base/error.h"
 #include "base/files.h"
@@ -35,28 +36,6 @@ int64_t length_of(const ZarrArray& array, const fs::path& dir) {
       kRebuild);
 }
 
-std::vector<int64_t> read_offsets(const fs::path& dir, int64_t num_tokens) {
-  const ZarrArray array(dir, "<i8");
-  const int64_t size = length_of(array, dir);
-  const auto fail = [&](const std::string& problem) {
-    throw Error(fmt::format("{} {}", dir.string(), problem), kRebuild);
-  };
-  if (size < 1) fail("is empty");
-  std::vector<int64_t> offsets;
-  // A chunk at a time: a damaged shape shows as a missing chunk before it makes us allocate what it claims.
-  for (int64_t first = 0; first < size;) {
-    const int64_t count = std::min(size - first, array.meta().chunks[0]);
-    std::vector<int64_t> part(static_cast<size_t>(count));
-    array.read(std::span(&first, 1), std::span(&count, 1), part.data());
-    offsets.insert(offsets.end(), part.begin(), part.end());
-    first += count;
-  }
-  if (offsets.front() != 0 || !std::is_sorted(offsets.begin(), offsets.end())) fail("does not rise from 0");
-  if (offsets.back() != num_tokens)
-    fail(fmt::format("ends at {}, but there are {} tokens", offsets.back(), num_tokens));
-  return offsets;
-}
-
 std::string read_fingerprint(const fs::path& dir) {
   const fs::path file = dir / ".zattrs";
   const auto root = nlohmann::json::parse(read_file(file), nullptr, false);
@@ -70,10 +49,12 @@ std::string read_fingerprint(const fs::path& dir) {
 
 struct TokenStore::Impl {
   virtual ~Impl() = default;
-  virtual void read(int64_t first, std::span<int32_t> out) const = 0;
+  /// Tokens as they are stored: uint32 when `wide`, else uint16.
+  virtual void read(int64_t first, int64_t count, void* out) const = 0;
+  virtual void read_doc_offsets(int64_t first, std::span<int64_t> out) const = 0;
 
-  int64_t num_tokens = 0;
-  std::vector<int64_t> offsets;
+  int64_t num_tokens = 0, num_documents = 0;
+  bool wide = false;
   std::string fingerprint;
 };
 
@@ -81,45 +62,81 @@ namespace {
 
 /// The layout that build_token_store writes.
 struct Group : TokenStore::Impl {
-  explicit Group(const fs::path& dir) : dtype(token_dtype(dir)), tokens(dir / "tokens", dtype) {
+  explicit Group(const fs::path& dir)
+      : tokens(dir / "tokens", token_dtype(dir)),
+        offsets(dir / "doc_offsets", "<i8", kOffsetBytes),
+        offsets_dir(dir / "doc_offsets") {
     num_tokens = length_of(tokens, dir / "tokens");
-    offsets = read_offsets(dir / "doc_offsets", num_tokens);
+    wide = tokens.meta().dtype == "<u4";
     fingerprint = read_fingerprint(dir);
+    num_documents = length_of(offsets, offsets_dir) - 1;
+    if (num_documents < 0) throw Error(fmt::format("{} is empty", offsets_dir.string()), kRebuild);
+    int64_t begin, end;
+    read_doc_offsets(0, std::span(&begin, 1));
+    read_doc_offsets(num_documents, std::span(&end, 1));
+    if (begin != 0) throw Error(fmt::format("{} does not rise from 0", offsets_dir.string()), kRebuild);
+    if (end == num_tokens) return;
+    throw Error(fmt::format("{} ends at {}, but there are {} tokens", offsets_dir.string(), end, num_tokens), kRebuild);
   }
 
-  void read(int64_t first, std::span<int32_t> out) const override {
-    const auto count = static_cast<int64_t>(out.size());
-    if (dtype == "<u4") return tokens.read(std::span(&first, 1), std::span(&count, 1), out.data());
-    std::vector<uint16_t> narrow(out.size());
-    tokens.read(std::span(&first, 1), std::span(&count, 1), narrow.data());
-    std::copy(narrow.begin(), narrow.end(), out.begin());
+  void read(int64_t first, int64_t count, void* out) const override {
+    tokens.read(std::span(&first, 1), std::span(&count, 1), out);
   }
 
-  std::string dtype;
-  ZarrArray tokens;
+  void read_doc_offsets(int64_t first, std::span<int64_t> out) const override {
+    const int64_t count = std::ssize(out);
+    offsets.read(std::span(&first, 1), std::span(&count, 1), out.data());
+    if (out.empty() || (out.front() >= 0 && std::is_sorted(out.begin(), out.end()) && out.back() <= num_tokens)) return;
+    throw Error(fmt::format("{} does not rise from 0 to {} between its elements {} and {}", offsets_dir.string(),
+                            num_tokens, first, first + count - 1),
+                kRebuild);
+  }
+
+  static constexpr int64_t kOffsetBytes = 4 << 20;  // of decoded offsets that are kept
+  ZarrArray tokens, offsets;
+  fs::path offsets_dir;
 };
 
 /// LongCrawl64's rows, one after another.
 struct Rows : TokenStore::Impl {
   explicit Rows(const fs::path& dir) : data(dir) {
     num_tokens = data.num_tokens();
-    for (int64_t row = 0; row <= data.num_documents(); ++row) offsets.push_back(row * data.document_tokens());
+    num_documents = data.num_documents();
     fingerprint = Tokenizer::gpt2_json().fingerprint();
   }
 
-  void read(int64_t first, std::span<int32_t> out) const override {
+  void read(int64_t first, int64_t count, void* out) const override {
     const int64_t width = data.document_tokens();
-    std::vector<uint16_t> row;
-    for (size_t done = 0; done < out.size(); done += row.size()) {
-      const int64_t at = first + static_cast<int64_t>(done);
-      row.resize(std::min(static_cast<size_t>(width - at % width), out.size() - done));
-      data.read(at / width, 1, at % width, static_cast<int64_t>(row.size()), row.data());
-      std::copy(row.begin(), row.end(), out.begin() + static_cast<ptrdiff_t>(done));
+    for (int64_t done = 0; done < count;) {
+      const int64_t at = first + done, part = std::min(width - at % width, count - done);
+      data.read(at / width, 1, at % width, part, static_cast<uint16_t*>(out) + done);
+      done += part;
     }
+  }
+
+  void read_doc_offsets(int64_t first, std::span<int64_t> out) const override {
+    if (first < 0 || first > num_documents + 1 - std::ssize(out)) throw std::out_of_range("no such documents");
+    for (int64_t& offset : out) offset = first++ * data.document_tokens();
   }
 
   LongCrawl64 data;
 };
+
+template <typename Stored, typename Id>
+void read_widened(const TokenStore::Impl& impl, int64_t first, std::span<Id> out) {
+  const auto stored = std::make_unique_for_overwrite<Stored[]>(out.size());
+  impl.read(first, std::ssize(out), stored.get());
+  const Stored* from = stored.get();
+  Id* to = out.data();
+#pragma omp simd
+  for (size_t i = 0; i < out.size(); ++i) to[i] = static_cast<Id>(from[i]);
+}
+
+template <typename Id>
+void read_as(const TokenStore::Impl& impl, int64_t first, std::span<Id> out) {
+  if (impl.wide) return read_widened<uint32_t>(impl, first, out);
+  read_widened<uint16_t>(impl, first, out);
+}
 
 }  // namespace
 
@@ -139,10 +156,11 @@ TokenStore TokenStore::open(const fs::path& dir) {
 }
 
 int64_t TokenStore::num_tokens() const { return impl_->num_tokens; }
-int64_t TokenStore::num_documents() const { return static_cast<int64_t>(impl_->offsets.size()) - 1; }
-std::span<const int64_t> TokenStore::doc_offsets() const { return impl_->offsets; }
+int64_t TokenStore::num_documents() const { return impl_->num_documents; }
+void TokenStore::read_doc_offsets(int64_t first, std::span<int64_t> out) const { impl_->read_doc_offsets(first, out); }
 const std::string& TokenStore::tokenizer_fingerprint() const { return impl_->fingerprint; }
 
-void TokenStore::read(int64_t first, std::span<int32_t> out) const { impl_->read(first, out); }
+void TokenStore::read(int64_t first, std::span<int32_t> out) const { read_as(*impl_, first, out); }
+void TokenStore::read(int64_t first, std::span<int64_t> out) const { read_as(*impl_, first, out); }
 
 }  // namespace fox::data

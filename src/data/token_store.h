@@ -30,10 +30,14 @@ class TokenStore {
 
   int64_t num_tokens() const;
   int64_t num_documents() const;
-  std::span<const int64_t> doc_offsets() const;
+  /// Where documents [first, first + out.size()) begin; document num_documents() begins where the last one ends. Read
+  /// from disk when asked for: a corpus may have more documents than memory has bytes for. Throws naming the chunk file
+  /// that is missing or damaged. Thread-safe.
+  void read_doc_offsets(int64_t first, std::span<int64_t> out) const;
   const std::string& tokenizer_fingerprint() const;
   /// Tokens [first, first + out.size()); throws naming the chunk file that is missing or damaged. Thread-safe.
   void read(int64_t first, std::span<int32_t> out) const;
+  void read(int64_t first, std::span<int64_t> out) const;
 
   struct Impl;
 

@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
-#include "base/mapped_file.h"
+#include "data/blosc_chunk.h"
 
 namespace fox::data {
 
@@ -19,47 +19,34 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Of the arrays that we write: what a reader of a few thousand tokens must decode.
-constexpr int kBlockBytes = 1 << 16;
+/// Of the arrays that we write: what a reader of a few thousand tokens must decode. Blosc multiplies it by the size of an
+/// element and takes 64 KiB at least.
+constexpr int kBlockBytes = 1 << 14;
 constexpr const char* kChecksumLines = ".checksums";
 constexpr const char* kChecksums = "chunk_xxh3_128";
+constexpr size_t kChecksumSize = 32;  // characters
 constexpr const char* kDamaged = "make the store, or fetch the file, again";
 
-std::map<std::string, std::string> read_checksums(const fs::path& attributes) {
-  std::map<std::string, std::string> checksums;
-  if (!fs::exists(attributes)) return checksums;
-  const auto root = nlohmann::json::parse(read_file(attributes), nullptr, false);
-  if (!root.is_object()) throw Error(attributes.string() + " is no JSON object", kDamaged);
-  const auto it = root.find(kChecksums);
-  if (it == root.end()) return checksums;
-  for (const auto& [name, value] : it->items()) {
-    if (!value.is_string())
-      throw Error(fmt::format("{}: '{}.{}' must be a string", attributes.string(), kChecksums, name), kDamaged);
-    checksums.emplace(name, value.get<std::string>());
-  }
-  return checksums;
-}
-
-/// Throws when `stored` is no whole Blosc buffer of `expected` bytes.
-void check_buffer(std::string_view stored, int64_t expected, const fs::path& file) {
-  size_t size = 0;
-  // Reads the header only, and checks that it agrees with the length of the file.
-  if (blosc_cbuffer_validate(stored.data(), stored.size(), &size) != 0) {
-    throw Error(fmt::format("{} ({} bytes) is no whole Blosc buffer", file.string(), stored.size()), kDamaged);
-  }
-  if (static_cast<int64_t>(size) != expected) {
-    throw Error(fmt::format("{} holds {} bytes of elements, but a chunk has {}", file.string(), size, expected),
-                kDamaged);
-  }
-}
-
-std::string decompress(std::string_view stored, int64_t expected, const fs::path& file) {
-  check_buffer(stored, expected, file);
-  std::string bytes(static_cast<size_t>(expected), '\0');
-  if (blosc_decompress_ctx(stored.data(), bytes.data(), bytes.size(), 1) != expected) {
-    throw Error(fmt::format("{} cannot be decompressed", file.string()), kDamaged);
-  }
-  return bytes;
+/// The checksums in .zattrs, one after another. They are taken as they are parsed: a tree of them would be large.
+std::string read_checksums(const fs::path& attributes) {
+  using nlohmann::json;
+  std::string sums, member, name;
+  if (!fs::exists(attributes)) return sums;
+  const auto take = [&](int depth, json::parse_event_t event, json& value) {
+    if (event == json::parse_event_t::key) (depth == 1 ? member : name) = value.get<std::string>();
+    if (event != json::parse_event_t::value || depth != 2 || member != kChecksums) return true;
+    const auto* sum = value.get_ptr<const std::string*>();
+    if (sum == nullptr || sum->size() != kChecksumSize || name != std::to_string(sums.size() / kChecksumSize)) {
+      throw Error(fmt::format("{}: '{}' must be the chunks' checksums in order, but '{}' is {}", attributes.string(),
+                              kChecksums, name, value.dump(-1, ' ', false, json::error_handler_t::replace)),
+                  kDamaged);
+    }
+    sums += *sum;
+    return false;
+  };
+  if (!json::parse(read_file(attributes), take, false).is_object())
+    throw Error(attributes.string() + " is no JSON object", kDamaged);
+  return sums;
 }
 
 /// Steps to the next index of the box [first, past) in its first `dimensions`, the last of them fastest; false at the
@@ -89,6 +76,7 @@ ZarrArray::ZarrArray(fs::path dir, const std::string& dtype, int64_t recent_byte
     throw Error(fmt::format("{}: 'dtype' must be \"{}\", not \"{}\"", file, dtype, meta_.dtype), kDamaged);
   }
   checksums_ = read_checksums(dir_ / ".zattrs");
+  checked_.resize(checksums_.size() / kChecksumSize);
   most_recent_ = static_cast<size_t>(std::max<int64_t>(1, recent_bytes / meta_.chunk_bytes()));
 }
 
@@ -98,41 +86,38 @@ fs::path ZarrArray::chunk_file(const std::string& name) const {
   throw Error(fmt::format("{} is missing", file.string()), "the store is not complete: " + std::string(kDamaged));
 }
 
-void ZarrArray::check(const std::string& name, std::string_view stored) const {
-  const auto it = checksums_.find(name);
-  if (it == checksums_.end() || bytes_checksum(stored) == it->second) return;
-  throw Error(fmt::format("{} ({} bytes) is damaged: its checksum is not {}", (dir_ / name).string(), stored.size(),
-                          it->second),
+void ZarrArray::check(int64_t number, std::string_view stored) const {
+  const auto at = static_cast<size_t>(number);
+  if (at >= checked_.size()) return;
+  const std::string_view sum = std::string_view(checksums_).substr(at * kChecksumSize, kChecksumSize);
+  if (bytes_checksum(stored) == sum) return;
+  throw Error(fmt::format("{} ({} bytes) is damaged: its checksum is not {}", (dir_ / std::to_string(number)).string(),
+                          stored.size(), sum),
               kDamaged);
 }
 
-void ZarrArray::read_items(int64_t index, int64_t first, int64_t count, char* out) const {
-  const std::string name = std::to_string(index);
-  const MappedFile file(chunk_file(name));
-  const std::string_view stored = file.bytes();
-  bool checked;
-  {
+void ZarrArray::read_part(int64_t number, int64_t first, int64_t count, char* out) const {
+  const fs::path file = chunk_file(std::to_string(number));
+  const auto at = static_cast<size_t>(number);
+  const auto is_checked = [&] {
     const std::lock_guard lock(mutex_);
-    checked = checked_.contains(index);
-  }
+    return at >= checked_.size() || checked_[at];
+  };
   // A sum needs the whole chunk, so it is taken once.
-  if (!checked) {
-    check(name, stored);
+  if (!is_checked()) {
+    check(number, read_file(file));
     const std::lock_guard lock(mutex_);
-    checked_.insert(index);
+    checked_[at] = true;
   }
-  check_buffer(stored, meta_.chunk_bytes(), dir_ / name);
-  const int64_t bytes = count * meta_.item_bytes();
-  if (blosc_getitem(stored.data(), static_cast<int>(first), static_cast<int>(count), out) != bytes)
-    throw Error(fmt::format("{} cannot be decompressed", (dir_ / name).string()), kDamaged);
+  read_items(file, meta_.chunk_bytes(), meta_.item_bytes(), first, count, out);
 }
 
-ZarrArray::Chunk ZarrArray::load(const std::string& name) const {
+ZarrArray::Chunk ZarrArray::load(std::span<const int64_t> index, const std::string& name) const {
   const fs::path file = chunk_file(name);
   std::string bytes = read_file(file);
-  check(name, bytes);
+  if (index.size() == 1) check(index[0], bytes);
   if (meta_.blosc) {
-    bytes = decompress(bytes, meta_.chunk_bytes(), file);
+    bytes = decode_chunk(bytes, meta_.chunk_bytes(), file);
   } else if (static_cast<int64_t>(bytes.size()) != meta_.chunk_bytes()) {
     throw Error(fmt::format("{} has {} bytes, but a chunk has {}", file.string(), bytes.size(), meta_.chunk_bytes()),
                 kDamaged);
@@ -153,7 +138,7 @@ ZarrArray::Chunk ZarrArray::chunk(std::span<const int64_t> index) const {
     }
   }
   // Decoded outside of the lock: two threads may decode the same chunk, none waits for another's.
-  Chunk loaded = load(name);
+  Chunk loaded = load(index, name);
   const std::lock_guard lock(mutex_);
   recent_.emplace_front(name, loaded);
   if (recent_.size() > most_recent_) recent_.pop_back();
@@ -189,8 +174,8 @@ void ZarrArray::copy_part(const Index& index, std::span<const int64_t> start, st
     past[d] = std::min(start[d] + count[d], (index[d] + 1) * meta_.chunks[d]);
   }
   if (n == 1 && meta_.blosc && past[0] - from[0] <= meta_.chunks[0] / 4) {
-    return read_items(index[0], from[0] - index[0] * meta_.chunks[0], past[0] - from[0],
-                      out + (from[0] - start[0]) * item);
+    return read_part(index[0], from[0] - index[0] * meta_.chunks[0], past[0] - from[0],
+                     out + (from[0] - start[0]) * item);
   }
   const Chunk source = chunk(index);
   const auto row_bytes = static_cast<size_t>((past[n - 1] - from[n - 1]) * item);
@@ -217,16 +202,13 @@ ZarrWriter::ZarrWriter(fs::path dir, const std::string& dtype, int64_t chunk) : 
 bool ZarrWriter::resume(int64_t size, std::string pending) {
   const int64_t chunks = size / meta_.chunks[0];
   if (std::ssize(pending) != size % meta_.chunks[0] * meta_.item_bytes()) return false;
-  std::ifstream lines(dir_ / kChecksumLines);
-  checksums_.clear();
-  for (std::string line; std::ssize(checksums_) < chunks && std::getline(lines, line);) {
-    if (!fs::exists(dir_ / std::to_string(checksums_.size()))) return false;
-    checksums_.push_back(std::move(line));
+  const fs::path lines = dir_ / kChecksumLines;
+  const auto lines_size = static_cast<uintmax_t>(chunks) * (kChecksumSize + 1);
+  if (chunks > 0 && (!fs::exists(lines) || fs::file_size(lines) < lines_size)) return false;
+  for (int64_t i = 0; i < chunks; ++i) {
+    if (!fs::exists(dir_ / std::to_string(i))) return false;
   }
-  if (std::ssize(checksums_) < chunks) return false;
-  std::string kept;
-  for (const std::string& line : checksums_) kept += line + "\n";
-  write_file_atomically(dir_ / kChecksumLines, kept);
+  if (fs::exists(lines)) fs::resize_file(lines, lines_size);
   std::vector<fs::path> later;
   for (const auto& entry : fs::directory_iterator(dir_)) {
     const std::string name = entry.path().filename().string();
@@ -234,6 +216,7 @@ bool ZarrWriter::resume(int64_t size, std::string pending) {
     if (name != kChecksumLines && !(is_chunk && std::stoll(name) < chunks)) later.push_back(entry.path());
   }
   for (const fs::path& file : later) fs::remove(file);
+  chunks_written_ = chunks;
   pending_ = std::move(pending);
   pending_.reserve(static_cast<size_t>(meta_.chunk_bytes()));
   meta_.shape[0] = size;
@@ -269,22 +252,30 @@ std::string compress_chunk(const ZarrMeta& meta, const void* elements) {
 void ZarrWriter::write_chunk() {
   pending_.resize(static_cast<size_t>(meta_.chunk_bytes()));  // the last one is padded with zeros
   const std::string stored = compress_chunk(meta_, pending_.data());
-  write_file_atomically(dir_ / std::to_string(checksums_.size()), stored);
-  checksums_.push_back(bytes_checksum(stored));
-  std::ofstream(dir_ / kChecksumLines, std::ios::app) << checksums_.back() << '\n';
+  write_file_atomically(dir_ / std::to_string(chunks_written_++), stored);
+  std::ofstream lines(dir_ / kChecksumLines, std::ios::app);
+  lines << bytes_checksum(stored) << '\n';
+  if (!lines.flush())
+    throw Error(fmt::format("cannot write {}", (dir_ / kChecksumLines).string()), "is the disk full?");
   pending_.clear();
 }
 
 void ZarrWriter::sync() const {
   // The chunks themselves are synced one by one.
-  if (!checksums_.empty()) sync_path(dir_ / kChecksumLines);
+  if (chunks_written_ > 0) sync_path(dir_ / kChecksumLines);
 }
 
 void ZarrWriter::finish() {
   if (!pending_.empty()) write_chunk();
-  nlohmann::ordered_json checksums = nlohmann::ordered_json::object();
-  for (size_t i = 0; i < checksums_.size(); ++i) checksums[std::to_string(i)] = checksums_[i];
-  write_file_atomically(dir_ / ".zattrs", nlohmann::ordered_json{{kChecksums, checksums}}.dump(1) + "\n");
+  write_file_atomically(dir_ / ".zattrs", [&](const auto& append) {
+    const auto put = [&](const std::string& text) { append(text.data(), text.size()); };
+    put(fmt::format("{{\n \"{}\": {{", kChecksums));
+    std::ifstream lines(dir_ / kChecksumLines);
+    int64_t number = 0;
+    for (std::string sum; std::getline(lines, sum); ++number)
+      put(fmt::format("{}\n  \"{}\": \"{}\"", number == 0 ? "" : ",", number, sum));
+    put("\n }\n}\n");
+  });
   write_file_atomically(dir_ / ".zarray", meta_.to_json());
   fs::remove(dir_ / kChecksumLines);
 }

@@ -3,11 +3,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -60,17 +58,19 @@ class ZarrArray {
   using Index = std::vector<int64_t>;
   void copy_part(const Index& index, std::span<const int64_t> start, std::span<const int64_t> count, char* out) const;
   Chunk chunk(std::span<const int64_t> index) const;
-  Chunk load(const std::string& name) const;
+  Chunk load(std::span<const int64_t> index, const std::string& name) const;
   std::filesystem::path chunk_file(const std::string& name) const;
-  void check(const std::string& name, std::string_view stored) const;
-  void read_items(int64_t index, int64_t first, int64_t count, char* out) const;
+  /// Throws when a list's chunk of that number is not what its checksum says.
+  void check(int64_t number, std::string_view stored) const;
+  /// Elements [first, first + count) of a list's chunk.
+  void read_part(int64_t number, int64_t first, int64_t count, char* out) const;
 
   std::filesystem::path dir_;
   ZarrMeta meta_;
-  std::map<std::string, std::string> checksums_;
+  std::string checksums_;  // of a list's chunks, one after another
 
   mutable std::mutex mutex_;
-  mutable std::set<int64_t> checked_;                        // chunks of a list whose checksums were right
+  mutable std::vector<bool> checked_;                        // chunks whose checksums were right
   mutable std::list<std::pair<std::string, Chunk>> recent_;  // newest first
   size_t most_recent_;
 };
@@ -78,9 +78,9 @@ class ZarrArray {
 /// A chunk as it is stored in a file: elements of one whole chunk, compressed as `meta` says (it must have Blosc).
 std::string compress_chunk(const ZarrMeta& meta, const void* elements);
 
-/// Writes a one-dimensional array as its elements come, one chunk in memory. Its .zattrs gets the chunks' checksums,
-/// which ZarrArray compares: Blosc itself notices only some kinds of damage. Until it is finished they are lines of
-/// .checksums, from which another writer can go on.
+/// Writes a list, an array of one dimension, as its elements come, one chunk in memory. Its .zattrs gets the chunks'
+/// checksums, which ZarrArray compares: Blosc itself notices only some kinds of damage. Until it is finished they are
+/// lines of .checksums, from which another writer can go on.
 class ZarrWriter {
  public:
   /// Makes `dir`. Chunks hold `chunk` elements and are compressed with Blosc's lz4.
@@ -103,7 +103,7 @@ class ZarrWriter {
   std::filesystem::path dir_;
   ZarrMeta meta_;
   std::string pending_;
-  std::vector<std::string> checksums_;
+  int64_t chunks_written_ = 0;
 };
 
 }  // namespace fox::data

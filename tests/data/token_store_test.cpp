@@ -1,15 +1,19 @@
 #include "data/token_store.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <atomic>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <random>
 #include <thread>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "data/zarr.h"
 #include "support/temporary_folder.h"
 
 namespace fox::data {
@@ -71,7 +75,8 @@ TEST_F(TokenStoreTest, HoldsDocumentsInOrderEachLedByEndOfText) {
   text("corpus/notes.md", "not read");
   const TokenStore store = build({dir_ / "corpus", text("last.md", contents[3])}, tokenizer);
   ASSERT_EQ(store.num_documents(), 4);
-  const auto offsets = store.doc_offsets();
+  std::vector<int64_t> offsets(5);
+  store.read_doc_offsets(0, offsets);
   const auto tokens = all_tokens(store);
   for (size_t d = 0; d < 4; ++d) {
     std::vector<int32_t> expected = tokenizer.encode(contents[d]);
@@ -185,6 +190,58 @@ TEST_F(TokenStoreTest, BadSourcesAndPlacesAreNamed) {
             std::string::npos);
 }
 
+// A corpus may have more documents than memory has bytes for.
+TEST_F(TokenStoreTest, MemoryDoesNotGrowWithDocuments) {
+  constexpr int64_t kDocuments = 8 << 20, kPiece = 1 << 16;
+  ZarrWriter tokens(store_ / "tokens", "<u2", 1 << 20), writer(store_ / "doc_offsets", "<i8", 1 << 17);
+  const std::vector<uint16_t> piece(kPiece, 7);
+  std::vector<int64_t> offsets(kPiece);
+  for (int64_t first = 0; first < kDocuments; first += kPiece) {
+    tokens.append(piece.data(), kPiece);
+    std::iota(offsets.begin(), offsets.end(), first);
+    writer.append(offsets.data(), kPiece);
+  }
+  tokens.finish();
+  writer.append(&kDocuments, 1);
+  writer.finish();
+  std::ofstream(store_ / ".zattrs") << R"({"tokenizer": ""})";
+  std::ofstream(store_ / ".zgroup") << R"({"zarr_format": 2})";
+
+  const auto allocated = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return static_cast<int64_t>(info.uordblks + info.hblkhd);
+  };
+  const int64_t before = allocated();
+  const TokenStore store = TokenStore::open(store_);
+  ASSERT_EQ(store.num_documents(), kDocuments);
+  std::mt19937 random(3);
+  for (int i = 0; i < 100; ++i) {
+    const int64_t first = random() % (kDocuments - kPiece);
+    store.read_doc_offsets(first, offsets);
+    ASSERT_EQ(offsets.front(), first);
+    ASSERT_EQ(offsets.back(), first + kPiece - 1);
+  }
+  EXPECT_LT(allocated() - before, 8 << 20) << "all offsets are 64 MiB";
+  EXPECT_THROW(store.read_doc_offsets(kDocuments - kPiece + 2, offsets), std::out_of_range);
+  EXPECT_THROW(store.read_doc_offsets(-1, offsets), std::out_of_range);
+}
+
+TEST_F(TokenStoreTest, OffsetsThatDoNotRiseAreNamed) {
+  build({text("a.txt", "abc")}, bytes_tokenizer());
+  for (const auto& offsets :
+       std::vector<std::vector<int64_t>>{{0, 3, 2, 4}, {0, -1, 2, 4}, {0, 5, 5, 4}, {1, 2, 3, 4}}) {
+    fs::remove_all(store_ / "doc_offsets");
+    ZarrWriter writer(store_ / "doc_offsets", "<i8", 100);
+    writer.append(offsets.data(), 4);
+    writer.finish();
+    EXPECT_NE(complaint([&] {
+                std::vector<int64_t> all(4);
+                TokenStore::open(store_).read_doc_offsets(0, all);
+              }).find((store_ / "doc_offsets").string() + " does not rise from 0"),
+              std::string::npos);
+  }
+}
+
 TEST_F(TokenStoreTest, DamageIsNamed) {
   const std::string content(1'500'000, 'x');
   const fs::path source = text("a.txt", content);
@@ -219,7 +276,7 @@ TEST_F(TokenStoreTest, DamageIsNamed) {
   EXPECT_EQ(reading(), (store_ / "doc_offsets").string() + " ends at 1500001, but there are 1500002 tokens");
   fresh();
   edit("doc_offsets/.zarray", [](json& root) { root["shape"] = {int64_t{1} << 59}; });
-  EXPECT_EQ(reading(), (store_ / "doc_offsets/1").string() + " is missing");
+  EXPECT_EQ(reading(), fmt::format("{}/doc_offsets/{} is missing", store_.string(), ((int64_t{1} << 59) - 1) >> 17));
   fresh();
   fs::remove(store_ / ".zgroup");
   EXPECT_EQ(reading(), store_.string() + " is no token store: it has no .zgroup");
