@@ -40,7 +40,10 @@ macro(fox_cuda_backend)
   # libtorch_cuda registers ATen's CUDA side when it is loaded; nothing here names a symbol of it, so ask for it by name.
   target_link_libraries(fox_cuda PRIVATE ${FMT_LIBRARY} "${FOX_TORCH_DIR}/lib/libc10_cuda.so"
     -Wl,--no-as-needed "${FOX_TORCH_DIR}/lib/libtorch_cuda.so" -Wl,--as-needed)
-  target_include_directories(fox_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  # The collectives between GPUs (dist/nccl_cuda.cpp) are compiled in libtorch_cuda; NCCL's header comes with torch.
+  find_path(NCCL_INCLUDE_DIR nccl.h REQUIRED HINTS ${FOX_TORCH_DIR}/../nvidia/nccl/include NO_DEFAULT_PATH
+            PATHS ${CUDAToolkit_INCLUDE_DIRS} /usr/local/include /usr/include)
+  target_include_directories(fox_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE_DIR})
   # The runtime that torch loads, not a second one inside this library.
   set_target_properties(fox_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Shared LINKER_LANGUAGE CXX)
   target_link_libraries(fox_cuda PRIVATE CUDA::cudart)

@@ -37,6 +37,7 @@ std::optional<Launch> read_launch() {
   launch.size = number_of("WORLD_SIZE", 1, 1 << 20);
   launch.rank = number_of("RANK", 0, launch.size - 1);
   launch.local_rank = number_of("LOCAL_RANK", 0, launch.size - 1);
+  if (std::getenv("LOCAL_WORLD_SIZE")) launch.local_size = number_of("LOCAL_WORLD_SIZE", 1, launch.size);
   if (launch.size == 1) return launch;
   launch.address = text_of("MASTER_ADDR");
   launch.port = static_cast<uint16_t>(number_of("MASTER_PORT", 1, 65535));

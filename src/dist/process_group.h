@@ -48,8 +48,6 @@ class ProcessGroup {
 
   int rank() const;
   int size() const;
-  /// The rank among all that `rank` of this group has.
-  int world_rank(int rank) const;
   std::chrono::milliseconds timeout() const;
   std::string backend() const;  ///< "gloo", "nccl", or "none" of a group of one
 
@@ -82,8 +80,11 @@ class ProcessGroup {
   void report_failure(const std::string& why) const noexcept;
 
  private:
+  friend struct Transfer::State;
   struct State;
   explicit ProcessGroup(std::shared_ptr<State> state);
+  template <typename Start>
+  Transfer start(const Start& start, std::vector<at::Tensor> tensors) const;
   std::shared_ptr<State> state_;  ///< nothing for a group of one
 };
 
