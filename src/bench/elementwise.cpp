@@ -123,7 +123,7 @@ void add_attention_inputs(const Inputs& in, std::vector<Case>& cases) {
                    }});
   cases.push_back({"rotary", "forward", {in.x_BTHD}, [=] { return Tensors{ops::rotary(in.x_BTHD, kRotaryBase)}; }});
 
-  const auto backward = ops::find_operator<ops::attn_input_schema::Backward>("fox::attn_input_backward");
+  const auto backward = ops::find_operator<ops::AttnInputBackward>("fox::attn_input_backward");
   const auto add = [&](const char* op, bool shifts, bool rotates) {
     ops::AttnInputOptions options{.norm_weight = in.weight_D, .norm_eps = kEps};
     if (shifts) options.shift_logits_BTH = in.logits_BTH;

@@ -8,14 +8,14 @@
 namespace fox::ops {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-using Results = std::tuple<at::Tensor, at::Tensor>;
+using AddRmsNormResults = std::tuple<at::Tensor, at::Tensor>;
 /// dx, dbranch (undefined where it is dx), dweight.
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-using Forward = Results(const at::Tensor&, const at::Tensor&, const at::Tensor&, double);
-using Backward = Gradients(const OptionalTensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, double);
+using AddRmsNormGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using AddRmsNormForward = AddRmsNormResults(const at::Tensor&, const at::Tensor&, const at::Tensor&, double);
+using AddRmsNormBackward = AddRmsNormGradients(const OptionalTensor&, const at::Tensor&, const at::Tensor&,
+                                               const at::Tensor&, double);
 
-void check(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight) {
+void check_add_rms_norm(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight) {
   constexpr const char* kOp = "add_rms_norm";
   check_floating(kOp, "x", x);
   check_floating(kOp, "branch", branch);
@@ -26,38 +26,40 @@ void check(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weig
   check_device(kOp, "weight", weight, "x", x);
 }
 
-void check_backward(const OptionalTensor& dsum, const at::Tensor& dnormed, const at::Tensor& sum) {
+void check_add_rms_norm_backward(const OptionalTensor& dsum, const at::Tensor& dnormed, const at::Tensor& sum) {
   constexpr const char* kOp = "add_rms_norm_backward";
   check_shape(kOp, "dnormed", dnormed, sum.sizes(), "that of sum");
   if (dsum) check_shape(kOp, "dsum", *dsum, sum.sizes(), "that of sum");
 }
 
-Results forward_meta(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight, double) {
-  check(x, branch, weight);
+AddRmsNormResults add_rms_norm_forward_meta(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
+                                            double) {
+  check_add_rms_norm(x, branch, weight);
   return {at::empty(x.sizes(), x.options()), at::empty(x.sizes(), branch.options())};
 }
 
-Results forward_composed(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight, double eps) {
-  check(x, branch, weight);
+AddRmsNormResults forward_composed(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
+                                   double eps) {
+  check_add_rms_norm(x, branch, weight);
   auto sum = cast(x + branch, x.scalar_type()).contiguous();
   auto normed = cast(rms_norm(sum, weight, eps), branch.scalar_type());
   return {sum, normed};
 }
 
-Gradients backward_meta(const OptionalTensor& dsum, const at::Tensor& dnormed, const at::Tensor& sum,
-                        const at::Tensor& weight, double) {
-  check_backward(dsum, dnormed, sum);
+AddRmsNormGradients add_rms_norm_backward_meta(const OptionalTensor& dsum, const at::Tensor& dnormed,
+                                               const at::Tensor& sum, const at::Tensor& weight, double) {
+  check_add_rms_norm_backward(dsum, dnormed, sum);
   const bool same = dnormed.scalar_type() == sum.scalar_type();
   return {at::empty(sum.sizes(), sum.options()), same ? at::Tensor() : at::empty(sum.sizes(), dnormed.options()),
           at::empty(weight.sizes(), weight.options())};
 }
 
-Gradients backward_composed(const OptionalTensor& dsum, const at::Tensor& dnormed, const at::Tensor& sum,
-                            const at::Tensor& weight, double eps) {
+AddRmsNormGradients backward_composed(const OptionalTensor& dsum, const at::Tensor& dnormed, const at::Tensor& sum,
+                                      const at::Tensor& weight, double eps) {
   static const auto norm_backward =
-      find_operator<Results(const at::Tensor&, const at::Tensor&, const OptionalTensor&, double, int64_t)>(
+      find_operator<AddRmsNormResults(const at::Tensor&, const at::Tensor&, const OptionalTensor&, double, int64_t)>(
           "fox::rms_norm_backward");
-  check_backward(dsum, dnormed, sum);
+  check_add_rms_norm_backward(dsum, dnormed, sum);
   auto [dx, dweight] = norm_backward.call(cast(dnormed, sum.scalar_type()), sum, weight, eps, 1);
   if (dsum) dx.add_(*dsum);
   const bool same = dnormed.scalar_type() == sum.scalar_type();
@@ -79,7 +81,7 @@ class AddRmsNorm : public torch::autograd::Function<AddRmsNorm> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    static const auto op = find_operator<Backward>("fox::add_rms_norm_backward");
+    static const auto op = find_operator<AddRmsNormBackward>("fox::add_rms_norm_backward");
     const auto saved = ctx->get_saved_variables();
     const auto type = static_cast<at::ScalarType>(ctx->saved_data["type"].toInt());
     if (!grads[1].defined()) return {grads[0], cast(grads[0], type), {}, {}};
@@ -89,8 +91,9 @@ class AddRmsNorm : public torch::autograd::Function<AddRmsNorm> {
   }
 };
 
-Results forward_autograd(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight, double eps) {
-  static const auto op = find_operator<Forward>("fox::add_rms_norm");
+AddRmsNormResults add_rms_norm_forward_autograd(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
+                                                double eps) {
+  static const auto op = find_operator<AddRmsNormForward>("fox::add_rms_norm");
   if (wants_grad({&x, &branch, &weight})) {
     const auto out = AddRmsNorm::apply(x, branch, weight, eps);
     return {out[0], out[1]};
@@ -110,18 +113,18 @@ TORCH_LIBRARY_IMPL(fox, CPU, m) {
   m.impl("add_rms_norm_backward", backward_composed);
 }
 TORCH_LIBRARY_IMPL(fox, Meta, m) {
-  m.impl("add_rms_norm", forward_meta);
-  m.impl("add_rms_norm_backward", backward_meta);
+  m.impl("add_rms_norm", add_rms_norm_forward_meta);
+  m.impl("add_rms_norm_backward", add_rms_norm_backward_meta);
 }
 TORCH_LIBRARY_IMPL(fox, Autograd, m) {
-  m.impl("add_rms_norm", forward_autograd);
+  m.impl("add_rms_norm", add_rms_norm_forward_autograd);
   m.impl("add_rms_norm_backward", once_differentiable());
 }
 
 }  // namespace
 
 AddRmsNormResult add_rms_norm(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight, double eps) {
-  static const auto op = find_operator<Forward>("fox::add_rms_norm");
+  static const auto op = find_operator<AddRmsNormForward>("fox::add_rms_norm");
   auto [sum, normed] = op.call(x, branch, weight, eps);
   return {sum, normed};
 }

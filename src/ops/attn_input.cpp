@@ -13,9 +13,7 @@
 namespace fox::ops {
 namespace {
 
-using namespace attn_input_schema;
-
-void check(const at::Tensor& x, const AttnInputOptions& options) {
+void check_attn_input(const at::Tensor& x, const AttnInputOptions& options) {
   constexpr const char* kOp = "attn_input";
   check_floating(kOp, "x", x);
   check_dim(kOp, "x", x, 4, "(B, T, H, D)");
@@ -47,10 +45,11 @@ void check(const at::Tensor& x, const AttnInputOptions& options) {
   }
 }
 
-at::Tensor forward_meta(const at::Tensor& x, const OptionalTensor& shift_logits, const OptionalTensor& prev,
-                        const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start, const OptionalTensor& weight,
-                        double eps, std::optional<double> base, int64_t offset) {
-  check(x, {shift_logits, prev, cu_seqlens, seq_start, weight, eps, base, offset});
+at::Tensor attn_input_forward_meta(const at::Tensor& x, const OptionalTensor& shift_logits, const OptionalTensor& prev,
+                                   const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start,
+                                   const OptionalTensor& weight, double eps, std::optional<double> base,
+                                   int64_t offset) {
+  check_attn_input(x, {shift_logits, prev, cu_seqlens, seq_start, weight, eps, base, offset});
   return at::empty(x.sizes(), x.options());
 }
 
@@ -63,10 +62,11 @@ at::Tensor alpha_of(const OptionalTensor& shift_logits, at::ScalarType type) {
   return shift_logits ? at::sigmoid(cast(*shift_logits, type)) : at::Tensor();
 }
 
-at::Tensor forward_cpu(const at::Tensor& x, const OptionalTensor& shift_logits, const OptionalTensor& prev,
-                       const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start, const OptionalTensor& weight,
-                       double eps, std::optional<double> base, int64_t offset) {
-  check(x, {shift_logits, prev, cu_seqlens, seq_start, weight, eps, base, offset});
+at::Tensor attn_input_forward_cpu(const at::Tensor& x, const OptionalTensor& shift_logits, const OptionalTensor& prev,
+                                  const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start,
+                                  const OptionalTensor& weight, double eps, std::optional<double> base,
+                                  int64_t offset) {
+  check_attn_input(x, {shift_logits, prev, cu_seqlens, seq_start, weight, eps, base, offset});
   const auto type = compute_type(x.scalar_type());
   auto y = shifted(cast(x, type), alpha_of(shift_logits, type), prev, cu_seqlens, seq_start);
   if (weight) y = rms_norm(y.flatten(2), weight, eps, x.size(2)).view(x.sizes());
@@ -75,26 +75,30 @@ at::Tensor forward_cpu(const at::Tensor& x, const OptionalTensor& shift_logits, 
   return cast(y, x.scalar_type());
 }
 
-Gradients backward_meta(const at::Tensor& dy, const at::Tensor& x, const OptionalTensor& shift_logits,
-                        const OptionalTensor& prev, const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start,
-                        const OptionalTensor& weight, double eps, std::optional<double> base, int64_t offset) {
-  check(x, {shift_logits, prev, cu_seqlens, seq_start, weight, eps, base, offset});
+AttnInputGradients attn_input_backward_meta(const at::Tensor& dy, const at::Tensor& x,
+                                            const OptionalTensor& shift_logits, const OptionalTensor& prev,
+                                            const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start,
+                                            const OptionalTensor& weight, double eps, std::optional<double> base,
+                                            int64_t offset) {
+  check_attn_input(x, {shift_logits, prev, cu_seqlens, seq_start, weight, eps, base, offset});
   check_shape("attn_input_backward", "dy", dy, x.sizes(), "that of x");
   const auto like = [](const OptionalTensor& t) { return t ? at::empty(t->sizes(), t->options()) : at::Tensor(); };
   return {at::empty(x.sizes(), x.options()), like(shift_logits), shift_logits ? like(prev) : at::Tensor(),
           like(weight)};
 }
 
-Gradients backward_cpu(const at::Tensor& dy, const at::Tensor& x_in, const OptionalTensor& shift_logits,
-                       const OptionalTensor& prev, const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start,
-                       const OptionalTensor& weight, double eps, std::optional<double> base, int64_t offset) {
+AttnInputGradients attn_input_backward_cpu(const at::Tensor& dy, const at::Tensor& x_in,
+                                           const OptionalTensor& shift_logits, const OptionalTensor& prev,
+                                           const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start,
+                                           const OptionalTensor& weight, double eps, std::optional<double> base,
+                                           int64_t offset) {
   static const auto rotate_back = find_operator<at::Tensor(const at::Tensor&, double, int64_t)>("fox::rotary_backward");
   static const auto norm_backward = find_operator<std::tuple<at::Tensor, at::Tensor>(
       const at::Tensor&, const at::Tensor&, const OptionalTensor&, double, int64_t)>("fox::rms_norm_backward");
   static const auto shift_backward = find_operator<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
       const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
       const OptionalTensor&)>("fox::token_shift_backward");
-  check(x_in, {shift_logits, prev, cu_seqlens, seq_start, weight, eps, base, offset});
+  check_attn_input(x_in, {shift_logits, prev, cu_seqlens, seq_start, weight, eps, base, offset});
   check_shape("attn_input_backward", "dy", dy, x_in.sizes(), "that of x");
   const auto type = compute_type(x_in.scalar_type());
   const auto x = cast(x_in, type), alpha = alpha_of(shift_logits, type);
@@ -120,7 +124,7 @@ class AttnInput : public torch::autograd::Function<AttnInput> {
                             const OptionalTensor& shift_logits, const OptionalTensor& prev,
                             const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start,
                             const OptionalTensor& weight, double eps, std::optional<double> base, int64_t offset) {
-    static const auto op = find_operator<Forward>("fox::attn_input");
+    static const auto op = find_operator<AttnInputForward>("fox::attn_input");
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({x, value_or_undefined(shift_logits), value_or_undefined(prev),
                             value_or_undefined(cu_seqlens), value_or_undefined(seq_start), value_or_undefined(weight)});
@@ -131,7 +135,7 @@ class AttnInput : public torch::autograd::Function<AttnInput> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    static const auto op = find_operator<Backward>("fox::attn_input_backward");
+    static const auto op = find_operator<AttnInputBackward>("fox::attn_input_backward");
     const auto saved = ctx->get_saved_variables();
     const bool rotates = ctx->saved_data.count("base") > 0;
     auto [dx, dshift, dprev, dweight] = op.call(
@@ -142,10 +146,11 @@ class AttnInput : public torch::autograd::Function<AttnInput> {
   }
 };
 
-at::Tensor forward_autograd(const at::Tensor& x, const OptionalTensor& shift_logits, const OptionalTensor& prev,
-                            const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start,
-                            const OptionalTensor& weight, double eps, std::optional<double> base, int64_t offset) {
-  static const auto op = find_operator<Forward>("fox::attn_input");
+at::Tensor attn_input_forward_autograd(const at::Tensor& x, const OptionalTensor& shift_logits,
+                                       const OptionalTensor& prev, const OptionalTensor& cu_seqlens,
+                                       const OptionalTensor& seq_start, const OptionalTensor& weight, double eps,
+                                       std::optional<double> base, int64_t offset) {
+  static const auto op = find_operator<AttnInputForward>("fox::attn_input");
   const auto shift = value_or_undefined(shift_logits), before = value_or_undefined(prev),
              w = value_or_undefined(weight);
   if (wants_grad({&x, &shift, &before, &w})) {
@@ -166,22 +171,22 @@ TORCH_LIBRARY_FRAGMENT(fox, m) {
       "-> (Tensor dx, Tensor dshift_logits, Tensor dprev, Tensor dnorm_weight)");
 }
 TORCH_LIBRARY_IMPL(fox, CPU, m) {
-  m.impl("attn_input", forward_cpu);
-  m.impl("attn_input_backward", backward_cpu);
+  m.impl("attn_input", attn_input_forward_cpu);
+  m.impl("attn_input_backward", attn_input_backward_cpu);
 }
 TORCH_LIBRARY_IMPL(fox, Meta, m) {
-  m.impl("attn_input", forward_meta);
-  m.impl("attn_input_backward", backward_meta);
+  m.impl("attn_input", attn_input_forward_meta);
+  m.impl("attn_input_backward", attn_input_backward_meta);
 }
 TORCH_LIBRARY_IMPL(fox, Autograd, m) {
-  m.impl("attn_input", forward_autograd);
+  m.impl("attn_input", attn_input_forward_autograd);
   m.impl("attn_input_backward", once_differentiable());
 }
 
 }  // namespace
 
 at::Tensor attn_input(const at::Tensor& x_BTHD, const AttnInputOptions& options) {
-  static const auto op = find_operator<Forward>("fox::attn_input");
+  static const auto op = find_operator<AttnInputForward>("fox::attn_input");
   if (!options.shift_logits_BTH && !options.norm_weight && !options.rotary_base) return x_BTHD;
   return op.call(x_BTHD, options.shift_logits_BTH, options.prev_BHD, options.cu_seqlens, options.seq_start,
                  options.norm_weight, options.norm_eps, options.rotary_base, options.rotary_offset);

@@ -10,8 +10,6 @@
 namespace fox::ops {
 namespace {
 
-using namespace attn_input_schema;
-
 /// Where documents begin at t > 0, (B, T), or an undefined tensor.
 at::Tensor document_begins(const at::Tensor& x, const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start) {
   if (!cu_seqlens && !seq_start) return {};
@@ -122,17 +120,18 @@ void launch_backward(const Inputs& in, const at::Tensor& dy, const at::Tensor& d
 at::Tensor forward_cuda(const at::Tensor& x, const OptionalTensor& shift_logits, const OptionalTensor& prev,
                         const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start, const OptionalTensor& weight,
                         double eps, std::optional<double> base, int64_t offset) {
-  static const auto op = find_operator<Forward>("fox::attn_input");
+  static const auto op = find_operator<AttnInputForward>("fox::attn_input");
   const c10::cuda::CUDAGuard guard(x.device());
   auto y = checked_results(op, x, shift_logits, prev, cu_seqlens, seq_start, weight, eps, base, offset);
   launch(Inputs(x, {shift_logits, prev, cu_seqlens, seq_start, weight, eps, base, offset}), y);
   return y;
 }
 
-Gradients backward_cuda(const at::Tensor& dy, const at::Tensor& x, const OptionalTensor& shift_logits,
-                        const OptionalTensor& prev, const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start,
-                        const OptionalTensor& weight, double eps, std::optional<double> base, int64_t offset) {
-  static const auto op = find_operator<Backward>("fox::attn_input_backward");
+AttnInputGradients backward_cuda(const at::Tensor& dy, const at::Tensor& x, const OptionalTensor& shift_logits,
+                                 const OptionalTensor& prev, const OptionalTensor& cu_seqlens,
+                                 const OptionalTensor& seq_start, const OptionalTensor& weight, double eps,
+                                 std::optional<double> base, int64_t offset) {
+  static const auto op = find_operator<AttnInputBackward>("fox::attn_input_backward");
   const c10::cuda::CUDAGuard guard(x.device());
   auto [dx, dshift, dprev, dweight] =
       checked_results(op, dy, x, shift_logits, prev, cu_seqlens, seq_start, weight, eps, base, offset);

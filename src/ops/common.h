@@ -16,6 +16,8 @@
 /// from C++ and from Python meet the same ones.
 namespace fox::ops {
 
+using OptionalTensor = std::optional<at::Tensor>;
+
 /// The handle of a registered operator; keep it in a function's static: looking it up costs a lock and a hash.
 template <class Signature>
 c10::TypedOperatorHandle<Signature> find_operator(const char* name) {

@@ -8,24 +8,24 @@
 namespace fox::ops {
 namespace {
 
-constexpr const char* kOp = "delta_net";
+constexpr const char* kDeltaNetOp = "delta_net";
 
 /// The inputs, checked, padding set to 0: it writes nothing.
-struct Inputs {
+struct DeltaNetInputs {
   at::Tensor q, k, v, beta, first;
   at::Tensor starts_1T;  // whether a document starts at the token; (1, 0) when there is one
 
-  Inputs(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& beta_in,
-         const RecurrenceOptions& options) {
-    for (const auto* x : {&q_in, &k_in, &v_in, &beta_in}) check_floating(kOp, "an input", *x);
-    check_dim(kOp, "q", q_in, 4, "(B, T, H, K)");
-    check_dim(kOp, "v", v_in, 4, "(B, T, H, V)");
+  DeltaNetInputs(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& beta_in,
+                 const RecurrenceOptions& options) {
+    for (const auto* x : {&q_in, &k_in, &v_in, &beta_in}) check_floating(kDeltaNetOp, "an input", *x);
+    check_dim(kDeltaNetOp, "q", q_in, 4, "(B, T, H, K)");
+    check_dim(kDeltaNetOp, "v", v_in, 4, "(B, T, H, V)");
     const int64_t B = q_in.size(0), T = q_in.size(1), H = q_in.size(2);
-    check_shape(kOp, "k", k_in, q_in.sizes(), "(B, T, H, K)");
-    check_shape(kOp, "v", v_in, {B, T, H, v_in.size(3)}, "(B, T, H, V)");
-    check_shape(kOp, "beta", beta_in, {B, T, H}, "(B, T, H)");
+    check_shape(kDeltaNetOp, "k", k_in, q_in.sizes(), "(B, T, H, K)");
+    check_shape(kDeltaNetOp, "v", v_in, {B, T, H, v_in.size(3)}, "(B, T, H, V)");
+    check_shape(kDeltaNetOp, "beta", beta_in, {B, T, H}, "(B, T, H)");
     const std::vector<int64_t> state_shape{B, H, q_in.size(3), v_in.size(3)};
-    check_recurrence(kOp, options, B, T, state_shape, "(B, H, K, V)");
+    check_recurrence(kDeltaNetOp, options, B, T, state_shape, "(B, H, K, V)");
     q = without_padding(q_in, options.seq_start);
     k = without_padding(k_in, options.seq_start);
     v = without_padding(v_in, options.seq_start);
@@ -35,15 +35,13 @@ struct Inputs {
   }
 };
 
-double scale_of(const at::Tensor& q) { return 1 / std::sqrt(static_cast<double>(q.size(-1))); }
-
 /// One token that sees `state`: the state after it, and what it reads.
-RecurrenceResult step(const Inputs& in, int64_t t, const at::Tensor& state) {
+RecurrenceResult delta_net_step(const DeltaNetInputs& in, int64_t t, const at::Tensor& state) {
   const auto at_t = [&](const at::Tensor& x) { return cast(x.select(1, t), state.scalar_type()); };
   const auto k = at_t(in.k).unsqueeze(-2);
   const auto written = (at_t(in.v).unsqueeze(-2) - at::matmul(k, state)) * at_t(in.beta).unsqueeze(-1).unsqueeze(-1);
   const auto next = state + k.transpose(-1, -2) * written;
-  return {at::matmul((at_t(in.q) * scale_of(in.q)).unsqueeze(-2), next).squeeze(-2), next};
+  return {at::matmul((at_t(in.q) * score_scale(in.q)).unsqueeze(-2), next).squeeze(-2), next};
 }
 
 /// Which tokens of a chunk share a document with which, with the state before the chunk and with the one behind it, as
@@ -73,11 +71,11 @@ struct Documents {
 at::Tensor times(const at::Tensor& x, const at::Tensor& mask) { return mask.defined() ? x * mask : x; }
 
 /// q, k, v, beta, starts_1T.
-RecurrenceResult run(at::TensorList inputs, const at::Tensor& first, int64_t chunk_size) {
+RecurrenceResult run_delta_net(at::TensorList inputs, const at::Tensor& first, int64_t chunk_size) {
   const int64_t length = inputs[0].size(1), chunk = std::min(chunk_size, length), key_size = inputs[0].size(3);
   const Documents documents(inputs[4], chunk, first.scalar_type());
   const auto chunks = [&](size_t i) { return to_chunks(cast(inputs[i], first.scalar_type()), chunk); };
-  const auto q = chunks(0) * scale_of(inputs[0]), k = chunks(1), v = chunks(2);
+  const auto q = chunks(0) * score_scale(inputs[0]), k = chunks(1), v = chunks(2);
   const auto beta = chunks(3).unsqueeze(-1);
   // Token i writes w_i = beta_i (v_i - Sᵀ k_i - Σ_{j<i} (k_i·k_j) w_j), S the state before the chunk: a unit lower
   // triangular system, solved for all chunks at once, with S left to be filled in.
@@ -104,38 +102,38 @@ RecurrenceResult run(at::TensorList inputs, const at::Tensor& first, int64_t chu
 }
 
 /// Both right sides of the triangular systems, of all heads.
-int64_t chunk_numbers(at::TensorList inputs, int64_t chunk) {
+int64_t delta_net_chunk_numbers(at::TensorList inputs, int64_t chunk) {
   return inputs[0].size(0) * inputs[0].size(2) * chunk * (inputs[0].size(3) + inputs[2].size(3));
 }
 
 }  // namespace
 
-constinit const ScanOp kDeltaNetScan{.name = kOp,
+constinit const ScanOp kDeltaNetScan{.name = kDeltaNetOp,
                                      .scan = "fox::delta_net_scan",
                                      .backward = "fox::delta_net_scan_backward",
                                      .in_time = 5,
                                      .values = 2,
-                                     .chunk_numbers = chunk_numbers,
-                                     .run = run};
+                                     .chunk_numbers = delta_net_chunk_numbers,
+                                     .run = run_delta_net};
 
 RecurrenceResult delta_net(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK, const at::Tensor& v_BTHV,
                            const at::Tensor& beta_BTH, const RecurrenceOptions& options) {
-  const Inputs in(q_BTHK, k_BTHK, v_BTHV, beta_BTH, options);
+  const DeltaNetInputs in(q_BTHK, k_BTHK, v_BTHV, beta_BTH, options);
   if (q_BTHK.size(1) > 1) {
     return scan(kDeltaNetScan, {in.q, in.k, in.v, in.beta, in.starts_1T}, in.first, options.chunk_size);
   }
-  const auto result = step(in, 0, in.first);
+  const auto result = delta_net_step(in, 0, in.first);
   return {cast(result.o.unsqueeze(1), v_BTHV.scalar_type()), result.state};
 }
 
 RecurrenceResult delta_net_reference(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK, const at::Tensor& v_BTHV,
                                      const at::Tensor& beta_BTH, const RecurrenceOptions& options) {
-  const Inputs in(q_BTHK, k_BTHK, v_BTHV, beta_BTH, options);
+  const DeltaNetInputs in(q_BTHK, k_BTHK, v_BTHV, beta_BTH, options);
   std::vector<at::Tensor> o;
   auto state = in.first;
   for (int64_t t = 0; t < in.q.size(1); ++t) {
     const bool starts = in.starts_1T.size(1) > 0 && in.starts_1T[0][t].item<bool>();
-    const auto result = step(in, t, starts ? at::zeros_like(state) : state);
+    const auto result = delta_net_step(in, t, starts ? at::zeros_like(state) : state);
     o.push_back(result.o);
     state = result.state;
   }
@@ -145,8 +143,7 @@ RecurrenceResult delta_net_reference(const at::Tensor& q_BTHK, const at::Tensor&
 // delta_net() as an operator of the dispatcher, for callers from Python: a composition, differentiable as its parts
 // are.
 TORCH_LIBRARY_FRAGMENT(fox, m) {
-  using OptionalTensor = std::optional<at::Tensor>;
-  m.def(recurrence_schema(kOp, "Tensor q, Tensor k, Tensor v, Tensor beta").c_str(),
+  m.def(recurrence_schema(kDeltaNetOp, "Tensor q, Tensor k, Tensor v, Tensor beta").c_str(),
         [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& beta,
            const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start,
            int64_t chunk_size) {

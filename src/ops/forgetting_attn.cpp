@@ -25,17 +25,15 @@
 namespace fox::ops {
 namespace {
 
-using namespace forgetting_attn_schema;
-
-Result call(const ForgettingAttnInputs& in, const ForgettingAttnOptions& x) {
-  static const auto op = find_operator<Forward>("fox::forgetting_attn");
+ForgettingAttnOutputs call(const ForgettingAttnInputs& in, const ForgettingAttnOptions& x) {
+  static const auto op = find_operator<ForgettingAttnForward>("fox::forgetting_attn");
   return op.call(in.q, in.k, in.v, in.log_f, x.scale, x.window, x.seq_start, x.cu_seqlens, x.log_pruning_tolerance,
                  x.logit_bound, x.deterministic);
 }
 
-Gradients call_backward(const at::Tensor& grad_o, const ForgettingAttnInputs& in, const at::Tensor& o,
-                        const at::Tensor& lse, const ForgettingAttnOptions& x) {
-  static const auto op = find_operator<Backward>("fox::forgetting_attn_backward");
+ForgettingAttnGradients call_backward(const at::Tensor& grad_o, const ForgettingAttnInputs& in, const at::Tensor& o,
+                                      const at::Tensor& lse, const ForgettingAttnOptions& x) {
+  static const auto op = find_operator<ForgettingAttnBackward>("fox::forgetting_attn_backward");
   return op.call(grad_o, in.q, in.k, in.v, in.log_f, o, lse, x.scale, x.window, x.seq_start, x.cu_seqlens,
                  x.log_pruning_tolerance, x.logit_bound, x.deterministic);
 }
@@ -98,18 +96,19 @@ void refuse_bad_gate(const kernels::ForgettingAttnParams<T>& params) {
   throw Error(what, hint);
 }
 
-Result empty_result(const ForgettingAttnInputs& in) {
+ForgettingAttnOutputs empty_result(const ForgettingAttnInputs& in) {
   const auto& q = in.q;
   return {at::empty(q.sizes(), q.options()),
           at::empty({q.size(0), q.size(2), q.size(1)}, q.options().dtype(lse_type(q.scalar_type())))};
 }
 
-Gradients empty_gradients(const ForgettingAttnInputs& in) {
+ForgettingAttnGradients empty_gradients(const ForgettingAttnInputs& in) {
   const auto like = [](const at::Tensor& t) { return at::empty(t.sizes(), t.options()); };
   return {like(in.q), like(in.k), like(in.v), in.log_f ? like(*in.log_f) : at::empty({0}, in.q.options())};
 }
 
-Result forward_cpu(const ForgettingAttnInputs& in, const ForgettingAttnOptions& options) {
+ForgettingAttnOutputs forgetting_attn_forward_cpu(const ForgettingAttnInputs& in,
+                                                  const ForgettingAttnOptions& options) {
   const auto& q = in.q;
   const auto type = compute_type(q.scalar_type());
   auto o = at::empty(q.sizes(), q.options().dtype(type));
@@ -122,8 +121,9 @@ Result forward_cpu(const ForgettingAttnInputs& in, const ForgettingAttnOptions& 
   return {cast(o, q.scalar_type()), cast(lse, lse_type(q.scalar_type()))};
 }
 
-Gradients backward_cpu(const at::Tensor& grad_o, const ForgettingAttnInputs& in, const at::Tensor& o,
-                       const at::Tensor& lse, const ForgettingAttnOptions& options) {
+ForgettingAttnGradients forgetting_attn_backward_cpu(const at::Tensor& grad_o, const ForgettingAttnInputs& in,
+                                                     const at::Tensor& o, const at::Tensor& lse,
+                                                     const ForgettingAttnOptions& options) {
   const auto type = compute_type(in.q.scalar_type());
   const auto d_o = cast(grad_o, type).contiguous(), out = cast(o, type).contiguous();
   const auto log_sum = cast(lse, at::kDouble).contiguous();
@@ -174,7 +174,8 @@ class ForgettingAttn : public torch::autograd::Function<ForgettingAttn> {
   }
 };
 
-Result forward_autograd(const ForgettingAttnInputs& in, const ForgettingAttnOptions& options) {
+ForgettingAttnOutputs forgetting_attn_forward_autograd(const ForgettingAttnInputs& in,
+                                                       const ForgettingAttnOptions& options) {
   const auto log_f = value_or_undefined(in.log_f);
   if (!wants_grad({&in.q, &in.k, &in.v, &log_f})) {
     at::AutoDispatchBelowADInplaceOrView guard;
@@ -193,11 +194,12 @@ Result forward_autograd(const ForgettingAttnInputs& in, const ForgettingAttnOpti
 }
 
 // The dispatcher's functions take every option as an argument: gather them once, here.
-template <Result (*kKernel)(const ForgettingAttnInputs&, const ForgettingAttnOptions&), bool kCheck>
-Result forward_entry(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& log_f,
-                     std::optional<double> scale, std::optional<int64_t> window, const OptionalTensor& seq_start,
-                     const OptionalTensor& cu_seqlens, std::optional<double> log_pruning_tolerance,
-                     const OptionalTensor& logit_bound, bool deterministic) {
+template <ForgettingAttnOutputs (*kKernel)(const ForgettingAttnInputs&, const ForgettingAttnOptions&), bool kCheck>
+ForgettingAttnOutputs forward_entry(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                    const OptionalTensor& log_f, std::optional<double> scale,
+                                    std::optional<int64_t> window, const OptionalTensor& seq_start,
+                                    const OptionalTensor& cu_seqlens, std::optional<double> log_pruning_tolerance,
+                                    const OptionalTensor& logit_bound, bool deterministic) {
   const ForgettingAttnInputs in{q, k, v, log_f};
   const ForgettingAttnOptions options{scale,       window,       seq_start, cu_seqlens, log_pruning_tolerance,
                                       logit_bound, deterministic};
@@ -205,13 +207,14 @@ Result forward_entry(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   return kKernel(in, options);
 }
 
-template <Gradients (*kKernel)(const at::Tensor&, const ForgettingAttnInputs&, const at::Tensor&, const at::Tensor&,
-                               const ForgettingAttnOptions&)>
-Gradients backward_entry(const at::Tensor& grad_o, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                         const OptionalTensor& log_f, const at::Tensor& o, const at::Tensor& lse,
-                         std::optional<double> scale, std::optional<int64_t> window, const OptionalTensor& seq_start,
-                         const OptionalTensor& cu_seqlens, std::optional<double> log_pruning_tolerance,
-                         const OptionalTensor& logit_bound, bool deterministic) {
+template <ForgettingAttnGradients (*kKernel)(const at::Tensor&, const ForgettingAttnInputs&, const at::Tensor&,
+                                             const at::Tensor&, const ForgettingAttnOptions&)>
+ForgettingAttnGradients backward_entry(const at::Tensor& grad_o, const at::Tensor& q, const at::Tensor& k,
+                                       const at::Tensor& v, const OptionalTensor& log_f, const at::Tensor& o,
+                                       const at::Tensor& lse, std::optional<double> scale,
+                                       std::optional<int64_t> window, const OptionalTensor& seq_start,
+                                       const OptionalTensor& cu_seqlens, std::optional<double> log_pruning_tolerance,
+                                       const OptionalTensor& logit_bound, bool deterministic) {
   const ForgettingAttnInputs in{q, k, v, log_f};
   const ForgettingAttnOptions options{scale,       window,       seq_start, cu_seqlens, log_pruning_tolerance,
                                       logit_bound, deterministic};
@@ -223,9 +226,12 @@ Gradients backward_entry(const at::Tensor& grad_o, const at::Tensor& q, const at
   return kKernel(grad_o, in, o, lse, options);
 }
 
-Result forward_meta(const ForgettingAttnInputs& in, const ForgettingAttnOptions&) { return empty_result(in); }
-Gradients backward_meta(const at::Tensor&, const ForgettingAttnInputs& in, const at::Tensor&, const at::Tensor&,
-                        const ForgettingAttnOptions&) {
+ForgettingAttnOutputs forgetting_attn_forward_meta(const ForgettingAttnInputs& in, const ForgettingAttnOptions&) {
+  return empty_result(in);
+}
+ForgettingAttnGradients forgetting_attn_backward_meta(const at::Tensor&, const ForgettingAttnInputs& in,
+                                                      const at::Tensor&, const at::Tensor&,
+                                                      const ForgettingAttnOptions&) {
   return empty_gradients(in);
 }
 
@@ -241,15 +247,15 @@ TORCH_LIBRARY_FRAGMENT(fox, m) {
       "-> (Tensor, Tensor, Tensor, Tensor)");
 }
 TORCH_LIBRARY_IMPL(fox, CPU, m) {
-  m.impl("forgetting_attn", forward_entry<forward_cpu, true>);
-  m.impl("forgetting_attn_backward", backward_entry<backward_cpu>);
+  m.impl("forgetting_attn", forward_entry<forgetting_attn_forward_cpu, true>);
+  m.impl("forgetting_attn_backward", backward_entry<forgetting_attn_backward_cpu>);
 }
 TORCH_LIBRARY_IMPL(fox, Meta, m) {
-  m.impl("forgetting_attn", forward_entry<forward_meta, true>);
-  m.impl("forgetting_attn_backward", backward_entry<backward_meta>);
+  m.impl("forgetting_attn", forward_entry<forgetting_attn_forward_meta, true>);
+  m.impl("forgetting_attn_backward", backward_entry<forgetting_attn_backward_meta>);
 }
 TORCH_LIBRARY_IMPL(fox, Autograd, m) {
-  m.impl("forgetting_attn", forward_entry<forward_autograd, false>);
+  m.impl("forgetting_attn", forward_entry<forgetting_attn_forward_autograd, false>);
   m.impl("forgetting_attn_backward", once_differentiable());
 }
 

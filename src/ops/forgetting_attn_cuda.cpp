@@ -12,8 +12,6 @@
 namespace fox::ops {
 namespace {
 
-using namespace forgetting_attn_schema;
-
 // The kernels read 16 bytes at a time along D: anything else is copied, never misread.
 at::Tensor aligned(const at::Tensor& t) {
   const int64_t vec = 16 / t.element_size();
@@ -103,11 +101,12 @@ struct Call {
   }
 };
 
-Result forward_cuda(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const OptionalTensor& log_f,
-                    std::optional<double> scale, std::optional<int64_t> window, const OptionalTensor& seq_start,
-                    const OptionalTensor& cu_seqlens, std::optional<double> log_pruning_tolerance,
-                    const OptionalTensor& logit_bound, bool deterministic) {
-  static const auto op = find_operator<Forward>("fox::forgetting_attn");
+ForgettingAttnOutputs forward_cuda(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                   const OptionalTensor& log_f, std::optional<double> scale,
+                                   std::optional<int64_t> window, const OptionalTensor& seq_start,
+                                   const OptionalTensor& cu_seqlens, std::optional<double> log_pruning_tolerance,
+                                   const OptionalTensor& logit_bound, bool deterministic) {
+  static const auto op = find_operator<ForgettingAttnForward>("fox::forgetting_attn");
   const c10::cuda::CUDAGuard guard(q.device());
   auto [o, lse] = checked_results(op, q, k, v, log_f, scale, window, seq_start, cu_seqlens, log_pruning_tolerance,
                                   logit_bound, deterministic);
@@ -119,12 +118,13 @@ Result forward_cuda(const at::Tensor& q, const at::Tensor& k, const at::Tensor& 
   return {o, lse};
 }
 
-Gradients backward_cuda(const at::Tensor& grad_o, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                        const OptionalTensor& log_f, const at::Tensor& o, const at::Tensor& lse,
-                        std::optional<double> scale, std::optional<int64_t> window, const OptionalTensor& seq_start,
-                        const OptionalTensor& cu_seqlens, std::optional<double> log_pruning_tolerance,
-                        const OptionalTensor& logit_bound, bool deterministic) {
-  static const auto op = find_operator<Backward>("fox::forgetting_attn_backward");
+ForgettingAttnGradients backward_cuda(const at::Tensor& grad_o, const at::Tensor& q, const at::Tensor& k,
+                                      const at::Tensor& v, const OptionalTensor& log_f, const at::Tensor& o,
+                                      const at::Tensor& lse, std::optional<double> scale, std::optional<int64_t> window,
+                                      const OptionalTensor& seq_start, const OptionalTensor& cu_seqlens,
+                                      std::optional<double> log_pruning_tolerance, const OptionalTensor& logit_bound,
+                                      bool deterministic) {
+  static const auto op = find_operator<ForgettingAttnBackward>("fox::forgetting_attn_backward");
   const c10::cuda::CUDAGuard guard(q.device());
   checked_results(op, grad_o, q, k, v, log_f, o, lse, scale, window, seq_start, cu_seqlens, log_pruning_tolerance,
                   logit_bound, deterministic);

@@ -9,8 +9,6 @@
 namespace fox::ops {
 namespace {
 
-using namespace forgetting_decode_schema;
-
 // The kernel reads 16 bytes at a time along D.
 at::Tensor aligned(const at::Tensor& t) {
   bool fits = t.stride(-1) == 1 && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
@@ -41,10 +39,11 @@ void append_cuda(const at::Tensor& r, const at::Tensor& block, const at::Tensor&
   }
 }
 
-Result decode_cuda(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& key_len,
-                   int64_t max_key_len, const OptionalTensor& r_in, const OptionalTensor& block_in,
-                   const OptionalTensor& table_in, std::optional<double> scale, std::optional<int64_t> window,
-                   std::optional<double> tolerance, const OptionalTensor& bound_in) {
+ForgettingDecodeOutputs decode_cuda(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in,
+                                    const at::Tensor& key_len, int64_t max_key_len, const OptionalTensor& r_in,
+                                    const OptionalTensor& block_in, const OptionalTensor& table_in,
+                                    std::optional<double> scale, std::optional<int64_t> window,
+                                    std::optional<double> tolerance, const OptionalTensor& bound_in) {
   const c10::cuda::CUDAGuard guard(q_in.device());
   check_decode(q_in, k_in, v_in, key_len, max_key_len, r_in, block_in, table_in, tolerance, bound_in);
   if (q_in.scalar_type() != at::kBFloat16 && q_in.scalar_type() != at::kHalf) {

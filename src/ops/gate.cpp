@@ -9,12 +9,11 @@
 namespace fox::ops {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-using Gradients = std::tuple<at::Tensor, at::Tensor>;
-using Forward = at::Tensor(const at::Tensor&, const OptionalTensor&);
-using Backward = Gradients(const at::Tensor&, const at::Tensor&);
+using GateGradients = std::tuple<at::Tensor, at::Tensor>;
+using GateForward = at::Tensor(const at::Tensor&, const OptionalTensor&);
+using GateBackward = GateGradients(const at::Tensor&, const at::Tensor&);
 
-void check(const at::Tensor& logits, const OptionalTensor& bias) {
+void check_gate(const at::Tensor& logits, const OptionalTensor& bias) {
   check_floating("log_sigmoid_gate", "logits", logits);
   if (logits.dim() < 1) {
     throw Error("log_sigmoid_gate: logits is a scalar", "its shape is (..., H)");
@@ -25,20 +24,20 @@ void check(const at::Tensor& logits, const OptionalTensor& bias) {
   check_device("log_sigmoid_gate", "bias", *bias, "logits", logits);
 }
 
-void check_backward(const at::Tensor& dlog_f, const at::Tensor& log_f) {
+void check_gate_backward(const at::Tensor& dlog_f, const at::Tensor& log_f) {
   check_shape("log_sigmoid_gate_backward", "dlog_f", dlog_f, log_f.sizes(), "that of log_f");
   check_dtype("log_sigmoid_gate_backward", "dlog_f", dlog_f, log_f.scalar_type());
   check_dtype("log_sigmoid_gate_backward", "log_f", log_f,
               log_f.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
-at::Tensor forward_meta(const at::Tensor& logits, const OptionalTensor& bias) {
-  check(logits, bias);
+at::Tensor gate_forward_meta(const at::Tensor& logits, const OptionalTensor& bias) {
+  check_gate(logits, bias);
   return at::empty(logits.sizes(), logits.options().dtype(compute_type(logits.scalar_type())));
 }
 
-at::Tensor forward_cpu(const at::Tensor& logits, const OptionalTensor& bias) {
-  check(logits, bias);
+at::Tensor gate_forward_cpu(const at::Tensor& logits, const OptionalTensor& bias) {
+  check_gate(logits, bias);
   const auto type = compute_type(logits.scalar_type());
   const auto x = cast(logits, type).contiguous();
   const auto b = bias ? cast(*bias, type).contiguous() : at::Tensor();
@@ -51,13 +50,13 @@ at::Tensor forward_cpu(const at::Tensor& logits, const OptionalTensor& bias) {
   return log_f;
 }
 
-Gradients backward_meta(const at::Tensor& dlog_f, const at::Tensor& log_f) {
-  check_backward(dlog_f, log_f);
+GateGradients gate_backward_meta(const at::Tensor& dlog_f, const at::Tensor& log_f) {
+  check_gate_backward(dlog_f, log_f);
   return {at::empty(log_f.sizes(), log_f.options()), at::empty({log_f.size(-1)}, log_f.options())};
 }
 
-Gradients backward_cpu(const at::Tensor& dlog_f, const at::Tensor& log_f) {
-  check_backward(dlog_f, log_f);
+GateGradients gate_backward_cpu(const at::Tensor& dlog_f, const at::Tensor& log_f) {
+  check_gate_backward(dlog_f, log_f);
   const auto dy = dlog_f.contiguous(), y = log_f.contiguous();
   auto dlogits = at::empty(y.sizes(), y.options());
   const int64_t heads = y.size(-1);
@@ -82,7 +81,7 @@ class LogSigmoidGate : public torch::autograd::Function<LogSigmoidGate> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    static const auto op = find_operator<Backward>("fox::log_sigmoid_gate_backward");
+    static const auto op = find_operator<GateBackward>("fox::log_sigmoid_gate_backward");
     auto [dlogits, dbias] = op.call(grads[0], ctx->get_saved_variables()[0]);
     const auto type = [&](const char* key) { return static_cast<at::ScalarType>(ctx->saved_data[key].toInt()); };
     if (ctx->saved_data.count("bias_type") == 0) return {cast(dlogits, type("logits_type")), {}};
@@ -90,7 +89,7 @@ class LogSigmoidGate : public torch::autograd::Function<LogSigmoidGate> {
   }
 };
 
-at::Tensor forward_autograd(const at::Tensor& logits, const OptionalTensor& bias) {
+at::Tensor gate_forward_autograd(const at::Tensor& logits, const OptionalTensor& bias) {
   const auto b = value_or_undefined(bias);
   if (wants_grad({&logits, &b})) return LogSigmoidGate::apply(logits, bias);
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -102,22 +101,22 @@ TORCH_LIBRARY_FRAGMENT(fox, m) {
   m.def("log_sigmoid_gate_backward(Tensor dlog_f, Tensor log_f) -> (Tensor dlogits, Tensor dbias)");
 }
 TORCH_LIBRARY_IMPL(fox, CPU, m) {
-  m.impl("log_sigmoid_gate", forward_cpu);
-  m.impl("log_sigmoid_gate_backward", backward_cpu);
+  m.impl("log_sigmoid_gate", gate_forward_cpu);
+  m.impl("log_sigmoid_gate_backward", gate_backward_cpu);
 }
 TORCH_LIBRARY_IMPL(fox, Meta, m) {
-  m.impl("log_sigmoid_gate", forward_meta);
-  m.impl("log_sigmoid_gate_backward", backward_meta);
+  m.impl("log_sigmoid_gate", gate_forward_meta);
+  m.impl("log_sigmoid_gate_backward", gate_backward_meta);
 }
 TORCH_LIBRARY_IMPL(fox, Autograd, m) {
-  m.impl("log_sigmoid_gate", forward_autograd);
+  m.impl("log_sigmoid_gate", gate_forward_autograd);
   m.impl("log_sigmoid_gate_backward", once_differentiable());
 }
 
 }  // namespace
 
 at::Tensor log_sigmoid_gate(const at::Tensor& logits, const std::optional<at::Tensor>& bias) {
-  static const auto op = find_operator<Forward>("fox::log_sigmoid_gate");
+  static const auto op = find_operator<GateForward>("fox::log_sigmoid_gate");
   return op.call(logits, bias);
 }
 

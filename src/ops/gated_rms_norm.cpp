@@ -12,12 +12,12 @@ namespace fox::ops {
 namespace {
 
 /// dx, dgate, dweight.
-using Gradients = GatedRmsNormGradients;
-using Forward = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, int64_t, bool);
-using Backward = Gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, double, int64_t,
-                           bool);
+using GatedRmsNormGradients = GatedRmsNormGradients;
+using GatedRmsNormForward = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, int64_t, bool);
+using GatedRmsNormBackward = GatedRmsNormGradients(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                                   const at::Tensor&, double, int64_t, bool);
 
-void check(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, int64_t num_groups) {
+void check_gated_rms_norm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, int64_t num_groups) {
   constexpr const char* kOp = "gated_rms_norm";
   check_floating(kOp, "x", x);
   if (x.dim() < 1 || num_groups < 1 || x.size(-1) % num_groups != 0) {
@@ -36,18 +36,18 @@ void check(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight
   }
 }
 
-at::Tensor forward_meta(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, double,
-                        int64_t num_groups, bool) {
-  check(x, gate, weight, num_groups);
+at::Tensor gated_rms_norm_forward_meta(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, double,
+                                       int64_t num_groups, bool) {
+  check_gated_rms_norm(x, gate, weight, num_groups);
   return at::empty(x.sizes(), x.options());
 }
 
 /// The tensors in the dtype and layout that the kernel reads; it must outlive the kernel's parameters.
-struct Inputs {
+struct GatedRmsNormInputs {
   Rows x, gate;
   at::Tensor weight;
 
-  Inputs(const at::Tensor& x_in, const at::Tensor& gate_in, const at::Tensor& weight_in)
+  GatedRmsNormInputs(const at::Tensor& x_in, const at::Tensor& gate_in, const at::Tensor& weight_in)
       : x(as_rows(cast(x_in, compute_type(x_in.scalar_type())))),
         gate(as_rows(cast(gate_in, compute_type(x_in.scalar_type())))),
         weight(cast(weight_in, compute_type(x_in.scalar_type())).contiguous()) {}
@@ -69,29 +69,29 @@ struct Inputs {
   }
 };
 
-at::Tensor forward_cpu(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, double eps,
-                       int64_t num_groups, bool silu) {
-  check(x, gate, weight, num_groups);
-  const Inputs in(x, gate, weight);
+at::Tensor gated_rms_norm_forward_cpu(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, double eps,
+                                      int64_t num_groups, bool silu) {
+  check_gated_rms_norm(x, gate, weight, num_groups);
+  const GatedRmsNormInputs in(x, gate, weight);
   auto y = at::empty(x.sizes(), in.x.tensor.options());
   dispatch_real(y.scalar_type(),
                 [&]<class T>() { kernels::rms_norm(in.params<T>(eps, num_groups, silu), y.mutable_data_ptr<T>()); });
   return cast(y, x.scalar_type());
 }
 
-Gradients backward_meta(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
-                        double, int64_t num_groups, bool) {
-  check(x, gate, weight, num_groups);
+GatedRmsNormGradients gated_rms_norm_backward_meta(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gate,
+                                                   const at::Tensor& weight, double, int64_t num_groups, bool) {
+  check_gated_rms_norm(x, gate, weight, num_groups);
   check_shape("gated_rms_norm_backward", "dy", dy, x.sizes(), "that of x");
   return {at::empty(x.sizes(), x.options()), at::empty(gate.sizes(), gate.options()),
           at::empty(weight.sizes(), weight.options())};
 }
 
-Gradients backward_cpu(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
-                       double eps, int64_t num_groups, bool silu) {
-  check(x, gate, weight, num_groups);
+GatedRmsNormGradients gated_rms_norm_backward_cpu(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& gate,
+                                                  const at::Tensor& weight, double eps, int64_t num_groups, bool silu) {
+  check_gated_rms_norm(x, gate, weight, num_groups);
   check_shape("gated_rms_norm_backward", "dy", dy, x.sizes(), "that of x");
-  const Inputs in(x, gate, weight);
+  const GatedRmsNormInputs in(x, gate, weight);
   const auto& options = in.x.tensor.options();
   const auto g = cast(dy, in.weight.scalar_type()).contiguous();
   auto dx = at::empty(x.sizes(), options), dgate = at::empty(x.sizes(), options);
@@ -118,7 +118,7 @@ class GatedRmsNorm : public torch::autograd::Function<GatedRmsNorm> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    static const auto op = find_operator<Backward>("fox::gated_rms_norm_backward");
+    static const auto op = find_operator<GatedRmsNormBackward>("fox::gated_rms_norm_backward");
     const auto saved = ctx->get_saved_variables();
     auto [dx, dgate, dweight] = op.call(grads[0], saved[0], saved[1], saved[2], ctx->saved_data["eps"].toDouble(),
                                         ctx->saved_data["num_groups"].toInt(), ctx->saved_data["silu"].toBool());
@@ -126,8 +126,8 @@ class GatedRmsNorm : public torch::autograd::Function<GatedRmsNorm> {
   }
 };
 
-at::Tensor forward_autograd(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, double eps,
-                            int64_t num_groups, bool silu) {
+at::Tensor gated_rms_norm_forward_autograd(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
+                                           double eps, int64_t num_groups, bool silu) {
   if (wants_grad({&x, &gate, &weight})) return GatedRmsNorm::apply(x, gate, weight, eps, num_groups, silu);
   at::AutoDispatchBelowADInplaceOrView guard;
   return gated_rms_norm(x, gate, weight, eps, num_groups, silu);
@@ -140,15 +140,15 @@ TORCH_LIBRARY_FRAGMENT(fox, m) {
       "-> (Tensor dx, Tensor dgate, Tensor dweight)");
 }
 TORCH_LIBRARY_IMPL(fox, CPU, m) {
-  m.impl("gated_rms_norm", forward_cpu);
-  m.impl("gated_rms_norm_backward", backward_cpu);
+  m.impl("gated_rms_norm", gated_rms_norm_forward_cpu);
+  m.impl("gated_rms_norm_backward", gated_rms_norm_backward_cpu);
 }
 TORCH_LIBRARY_IMPL(fox, Meta, m) {
-  m.impl("gated_rms_norm", forward_meta);
-  m.impl("gated_rms_norm_backward", backward_meta);
+  m.impl("gated_rms_norm", gated_rms_norm_forward_meta);
+  m.impl("gated_rms_norm_backward", gated_rms_norm_backward_meta);
 }
 TORCH_LIBRARY_IMPL(fox, Autograd, m) {
-  m.impl("gated_rms_norm", forward_autograd);
+  m.impl("gated_rms_norm", gated_rms_norm_forward_autograd);
   m.impl("gated_rms_norm_backward", once_differentiable());
 }
 
@@ -162,8 +162,9 @@ at::Tensor gated_rms_norm_steps(const at::Tensor& x, const at::Tensor& gate, con
   return cast(normed * (silu ? at::silu(z) : at::sigmoid(z)), x.scalar_type());
 }
 
-Gradients gated_rms_norm_backward_steps(const at::Tensor& dy, const at::Tensor& x_in, const at::Tensor& gate,
-                                        const at::Tensor& weight, double eps, int64_t num_groups, bool silu) {
+GatedRmsNormGradients gated_rms_norm_backward_steps(const at::Tensor& dy, const at::Tensor& x_in,
+                                                    const at::Tensor& gate, const at::Tensor& weight, double eps,
+                                                    int64_t num_groups, bool silu) {
   static const auto norm_backward = find_operator<std::tuple<at::Tensor, at::Tensor>(
       const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, int64_t)>(
       "fox::rms_norm_backward");
@@ -178,7 +179,7 @@ Gradients gated_rms_norm_backward_steps(const at::Tensor& dy, const at::Tensor& 
 
 at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight, double eps,
                           int64_t num_groups, bool silu) {
-  static const auto op = find_operator<Forward>("fox::gated_rms_norm");
+  static const auto op = find_operator<GatedRmsNormForward>("fox::gated_rms_norm");
   return op.call(x, gate, weight, eps, num_groups, silu);
 }
 

@@ -9,22 +9,22 @@
 namespace fox::ops {
 namespace {
 
-constexpr const char* kOp = "hgrn2";
+constexpr const char* kHgrn2Op = "hgrn2";
 
 /// The inputs, checked, with padding and document starts written into them.
-struct Inputs {
+struct Hgrn2Inputs {
   at::Tensor q, k, v, log_g, first;
 
-  Inputs(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& log_g_in,
-         const RecurrenceOptions& options) {
-    for (const auto* x : {&q_in, &k_in, &v_in, &log_g_in}) check_floating(kOp, "an input", *x);
-    check_dim(kOp, "q", q_in, 4, "(B, T, H, K)");
-    check_dim(kOp, "v", v_in, 4, "(B, T, H, V)");
-    check_shape(kOp, "k", k_in, q_in.sizes(), "(B, T, H, K)");
-    check_shape(kOp, "log_g", log_g_in, q_in.sizes(), "(B, T, H, K)");
-    check_shape(kOp, "v", v_in, {q_in.size(0), q_in.size(1), q_in.size(2), v_in.size(3)}, "(B, T, H, V)");
+  Hgrn2Inputs(const at::Tensor& q_in, const at::Tensor& k_in, const at::Tensor& v_in, const at::Tensor& log_g_in,
+              const RecurrenceOptions& options) {
+    for (const auto* x : {&q_in, &k_in, &v_in, &log_g_in}) check_floating(kHgrn2Op, "an input", *x);
+    check_dim(kHgrn2Op, "q", q_in, 4, "(B, T, H, K)");
+    check_dim(kHgrn2Op, "v", v_in, 4, "(B, T, H, V)");
+    check_shape(kHgrn2Op, "k", k_in, q_in.sizes(), "(B, T, H, K)");
+    check_shape(kHgrn2Op, "log_g", log_g_in, q_in.sizes(), "(B, T, H, K)");
+    check_shape(kHgrn2Op, "v", v_in, {q_in.size(0), q_in.size(1), q_in.size(2), v_in.size(3)}, "(B, T, H, V)");
     const std::vector<int64_t> state_shape{q_in.size(0), q_in.size(2), q_in.size(3), v_in.size(3)};
-    check_recurrence(kOp, options, q_in.size(0), q_in.size(1), state_shape, "(B, H, K, V)");
+    check_recurrence(kHgrn2Op, options, q_in.size(0), q_in.size(1), state_shape, "(B, H, K, V)");
     const auto type = compute_type(q_in.scalar_type());
     q = without_padding(q_in, options.seq_start);
     k = without_padding(k_in, options.seq_start);
@@ -34,13 +34,11 @@ struct Inputs {
   }
 };
 
-double scale_of(const at::Tensor& q) { return 1 / std::sqrt(static_cast<double>(q.size(-1))); }
-
 /// One token: the state after it, and what it reads.
-RecurrenceResult step(const Inputs& in, int64_t t, const at::Tensor& state) {
+RecurrenceResult hgrn2_step(const Hgrn2Inputs& in, int64_t t, const at::Tensor& state) {
   const auto at_t = [&](const at::Tensor& x) { return cast(x.select(1, t), state.scalar_type()); };
   const auto next = at_t(in.log_g).exp().unsqueeze(-1) * state + at_t(in.k).unsqueeze(-1) * at_t(in.v).unsqueeze(-2);
-  return {at::matmul((at_t(in.q) * scale_of(in.q)).unsqueeze(-2), next).squeeze(-2), next};
+  return {at::matmul((at_t(in.q) * score_scale(in.q)).unsqueeze(-2), next).squeeze(-2), next};
 }
 
 /// What holds within a chunk. Blocks of one token are merged pairwise until one block is the whole chunk: a query of
@@ -71,11 +69,11 @@ WithinChunk within_chunk(const at::Tensor& q, const at::Tensor& k, const at::Ten
 }
 
 /// q, k, v, log_g.
-RecurrenceResult run(at::TensorList inputs, const at::Tensor& state, int64_t chunk_size) {
+RecurrenceResult run_hgrn2(at::TensorList inputs, const at::Tensor& state, int64_t chunk_size) {
   const int64_t length = inputs[0].size(1);
   const auto chunk = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::min(chunk_size, length))));
   const auto chunks = [&](size_t i) { return to_chunks(cast(inputs[i], state.scalar_type()), chunk); };
-  const auto q = chunks(0) * scale_of(inputs[0]), k = chunks(1), v = chunks(2);
+  const auto q = chunks(0) * score_scale(inputs[0]), k = chunks(1), v = chunks(2);
   const auto within = within_chunk(q, k, chunks(3));
   const auto added = at::matmul((k * within.suffix.exp()).transpose(-1, -2), v);
   const auto decay = within.prefix.select(-2, chunk - 1).exp().unsqueeze(-1);
@@ -85,35 +83,35 @@ RecurrenceResult run(at::TensorList inputs, const at::Tensor& state, int64_t chu
 }
 
 /// q with the gates of a level, of all heads.
-int64_t chunk_numbers(at::TensorList inputs, int64_t chunk) {
+int64_t hgrn2_chunk_numbers(at::TensorList inputs, int64_t chunk) {
   return inputs[0].size(0) * inputs[0].size(2) * chunk * inputs[0].size(3);
 }
 
 }  // namespace
 
-constinit const ScanOp kHgrn2Scan{.name = kOp,
+constinit const ScanOp kHgrn2Scan{.name = kHgrn2Op,
                                   .scan = "fox::hgrn2_scan",
                                   .backward = "fox::hgrn2_scan_backward",
                                   .in_time = 4,
                                   .values = 2,
-                                  .chunk_numbers = chunk_numbers,
-                                  .run = run};
+                                  .chunk_numbers = hgrn2_chunk_numbers,
+                                  .run = run_hgrn2};
 
 RecurrenceResult hgrn2(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK, const at::Tensor& v_BTHV,
                        const at::Tensor& log_g_BTHK, const RecurrenceOptions& options) {
-  const Inputs in(q_BTHK, k_BTHK, v_BTHV, log_g_BTHK, options);
+  const Hgrn2Inputs in(q_BTHK, k_BTHK, v_BTHV, log_g_BTHK, options);
   if (q_BTHK.size(1) > 1) return scan(kHgrn2Scan, {in.q, in.k, in.v, in.log_g}, in.first, options.chunk_size);
-  const auto result = step(in, 0, in.first);
+  const auto result = hgrn2_step(in, 0, in.first);
   return {cast(result.o.unsqueeze(1), v_BTHV.scalar_type()), result.state};
 }
 
 RecurrenceResult hgrn2_reference(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK, const at::Tensor& v_BTHV,
                                  const at::Tensor& log_g_BTHK, const RecurrenceOptions& options) {
-  const Inputs in(q_BTHK, k_BTHK, v_BTHV, log_g_BTHK, options);
+  const Hgrn2Inputs in(q_BTHK, k_BTHK, v_BTHV, log_g_BTHK, options);
   std::vector<at::Tensor> o;
   auto state = in.first;
   for (int64_t t = 0; t < in.q.size(1); ++t) {
-    const auto result = step(in, t, state);
+    const auto result = hgrn2_step(in, t, state);
     o.push_back(result.o);
     state = result.state;
   }
@@ -122,8 +120,7 @@ RecurrenceResult hgrn2_reference(const at::Tensor& q_BTHK, const at::Tensor& k_B
 
 // hgrn2() as an operator of the dispatcher, for callers from Python: a composition, differentiable as its parts are.
 TORCH_LIBRARY_FRAGMENT(fox, m) {
-  using OptionalTensor = std::optional<at::Tensor>;
-  m.def(recurrence_schema(kOp, "Tensor q, Tensor k, Tensor v, Tensor log_g").c_str(),
+  m.def(recurrence_schema(kHgrn2Op, "Tensor q, Tensor k, Tensor v, Tensor log_g").c_str(),
         [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_g,
            const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start,
            int64_t chunk_size) {

@@ -11,30 +11,31 @@
 namespace fox::ops {
 namespace {
 
-constexpr const char* kOp = "linear_cross_entropy";
+constexpr const char* kLinearCrossEntropyOp = "linear_cross_entropy";
 using kernels::kIgnoredLabel;
-using OptionalTensor = std::optional<at::Tensor>;
 /// total, loss_N, dx_NC, dw_VC; the gradients are undefined unless wanted.
-using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-using Gradients = std::tuple<at::Tensor, at::Tensor>;
-using Forward = Results(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&, bool, bool);
-using Backward = Gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const at::Tensor&);
+using LinearCrossEntropyResults = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using LinearCrossEntropyGradients = std::tuple<at::Tensor, at::Tensor>;
+using LinearCrossEntropyForward = LinearCrossEntropyResults(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                                            const OptionalTensor&, bool, bool);
+using LinearCrossEntropyBackward = LinearCrossEntropyGradients(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                                               const at::Tensor&, const at::Tensor&);
 
-void check(const at::Tensor& x, const at::Tensor& w, const at::Tensor& labels, const OptionalTensor& token_weight) {
-  check_floating(kOp, "x", x);
-  check_dim(kOp, "x", x, 2, "(N, C)");
-  check_floating(kOp, "w", w);
-  check_dim(kOp, "w", w, 2, "(V, C)");
-  check_shape(kOp, "w", w, {w.size(0), x.size(1)}, "(V, C)");
-  check_device(kOp, "w", w, "x", x);
-  check_dtype(kOp, "labels", labels, at::kLong);
-  check_shape(kOp, "labels", labels, {x.size(0)}, "(N,)");
-  check_device(kOp, "labels", labels, "x", x);
+void check_linear_cross_entropy(const at::Tensor& x, const at::Tensor& w, const at::Tensor& labels,
+                                const OptionalTensor& token_weight) {
+  check_floating(kLinearCrossEntropyOp, "x", x);
+  check_dim(kLinearCrossEntropyOp, "x", x, 2, "(N, C)");
+  check_floating(kLinearCrossEntropyOp, "w", w);
+  check_dim(kLinearCrossEntropyOp, "w", w, 2, "(V, C)");
+  check_shape(kLinearCrossEntropyOp, "w", w, {w.size(0), x.size(1)}, "(V, C)");
+  check_device(kLinearCrossEntropyOp, "w", w, "x", x);
+  check_dtype(kLinearCrossEntropyOp, "labels", labels, at::kLong);
+  check_shape(kLinearCrossEntropyOp, "labels", labels, {x.size(0)}, "(N,)");
+  check_device(kLinearCrossEntropyOp, "labels", labels, "x", x);
   if (!token_weight) return;
-  check_floating(kOp, "token_weight", *token_weight);
-  check_shape(kOp, "token_weight", *token_weight, {x.size(0)}, "(N,)");
-  check_device(kOp, "token_weight", *token_weight, "x", x);
+  check_floating(kLinearCrossEntropyOp, "token_weight", *token_weight);
+  check_shape(kLinearCrossEntropyOp, "token_weight", *token_weight, {x.size(0)}, "(N,)");
+  check_device(kLinearCrossEntropyOp, "token_weight", *token_weight, "x", x);
 }
 
 /// How many labels count. Throws on one that is neither ignored nor a token.
@@ -44,7 +45,7 @@ int64_t count_labels(const at::Tensor& labels, int64_t vocab) {
   for (int64_t n = 0; n < labels.numel(); ++n) {
     if (label[n] == kIgnoredLabel) continue;
     if (label[n] < 0 || label[n] >= vocab) {
-      throw Error(fmt::format("{}: labels[{}] is {}", kOp, n, label[n]),
+      throw Error(fmt::format("{}: labels[{}] is {}", kLinearCrossEntropyOp, n, label[n]),
                   fmt::format("labels are 0 to {}, or {} to ignore a token", vocab - 1, kIgnoredLabel));
     }
     ++count;
@@ -59,18 +60,22 @@ int64_t chunk_rows(int64_t rows, int64_t vocab) {
   return std::clamp(kLogits / std::max<int64_t>(vocab, 1), std::min(kMinRows, rows), std::max<int64_t>(rows, 1));
 }
 
-Results forward_meta(const at::Tensor& x, const at::Tensor& w, const at::Tensor& labels,
-                     const OptionalTensor& token_weight, bool want_dx, bool want_dw) {
-  check(x, w, labels, token_weight);
+LinearCrossEntropyResults linear_cross_entropy_forward_meta(const at::Tensor& x, const at::Tensor& w,
+                                                            const at::Tensor& labels,
+                                                            const OptionalTensor& token_weight, bool want_dx,
+                                                            bool want_dw) {
+  check_linear_cross_entropy(x, w, labels, token_weight);
   const auto options = x.options().dtype(compute_type(x.scalar_type()));
   return {at::empty({}, options), at::empty({x.size(0)}, options),
           want_dx ? at::empty(x.sizes(), x.options()) : at::Tensor(),
           want_dw ? at::empty(w.sizes(), w.options()) : at::Tensor()};
 }
 
-Results forward_cpu(const at::Tensor& x_in, const at::Tensor& w_in, const at::Tensor& labels_in,
-                    const OptionalTensor& token_weight, bool want_dx, bool want_dw) {
-  check(x_in, w_in, labels_in, token_weight);
+LinearCrossEntropyResults linear_cross_entropy_forward_cpu(const at::Tensor& x_in, const at::Tensor& w_in,
+                                                           const at::Tensor& labels_in,
+                                                           const OptionalTensor& token_weight, bool want_dx,
+                                                           bool want_dw) {
+  check_linear_cross_entropy(x_in, w_in, labels_in, token_weight);
   const auto type = compute_type(x_in.scalar_type());
   const auto x = cast(x_in, type), w = cast(w_in, type), labels = labels_in.contiguous();
   const auto weight = token_weight ? cast(*token_weight, type).contiguous() : at::Tensor();
@@ -114,14 +119,14 @@ Results forward_cpu(const at::Tensor& x_in, const at::Tensor& w_in, const at::Te
   return {at::full({}, total, x.options()), loss, cast(dx, x_in.scalar_type()), cast(dw, w_in.scalar_type())};
 }
 
-Gradients backward_meta(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor& dx,
-                        const at::Tensor& dw) {
+LinearCrossEntropyGradients linear_cross_entropy_backward_meta(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                                               const at::Tensor& dx, const at::Tensor& dw) {
   return {dx.defined() ? at::empty_like(dx) : dx, dw.defined() ? at::empty_like(dw) : dw};
 }
 
 /// Scales the gradients that forward left; takes x and w only so that a second derivative is noticed.
-Gradients backward_any(const at::Tensor& dtotal, const at::Tensor&, const at::Tensor&, const at::Tensor& dx,
-                       const at::Tensor& dw) {
+LinearCrossEntropyGradients backward_any(const at::Tensor& dtotal, const at::Tensor&, const at::Tensor&,
+                                         const at::Tensor& dx, const at::Tensor& dw) {
   // Plain training calls backward on the loss itself: nothing to scale then. (Asking a CUDA tensor would stall.)
   if (dtotal.is_cpu() && dtotal.item<double>() == 1) return {dx, dw};
   return {dx.defined() ? dx * dtotal.to(dx.scalar_type()) : dx, dw.defined() ? dw * dtotal.to(dw.scalar_type()) : dw};
@@ -132,7 +137,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
                                                 const at::Tensor& w, const at::Tensor& labels,
                                                 const OptionalTensor& token_weight, bool want_dx, bool want_dw) {
-    static const auto op = find_operator<Forward>("fox::linear_cross_entropy");
+    static const auto op = find_operator<LinearCrossEntropyForward>("fox::linear_cross_entropy");
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [total, loss, dx, dw] = op.call(x, w, labels, token_weight, want_dx, want_dw);
     ctx->save_for_backward({x, w});
@@ -144,7 +149,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    static const auto op = find_operator<Backward>("fox::linear_cross_entropy_backward");
+    static const auto op = find_operator<LinearCrossEntropyBackward>("fox::linear_cross_entropy_backward");
     if (ctx->saved_data.empty()) {
       throw Error("linear_cross_entropy: backward ran twice through the same loss",
                   "its gradients are handed on the first time; compute the loss again");
@@ -157,9 +162,11 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-Results forward_autograd(const at::Tensor& x, const at::Tensor& w, const at::Tensor& labels,
-                         const OptionalTensor& token_weight, bool want_dx, bool want_dw) {
-  static const auto op = find_operator<Forward>("fox::linear_cross_entropy");
+LinearCrossEntropyResults linear_cross_entropy_forward_autograd(const at::Tensor& x, const at::Tensor& w,
+                                                                const at::Tensor& labels,
+                                                                const OptionalTensor& token_weight, bool want_dx,
+                                                                bool want_dw) {
+  static const auto op = find_operator<LinearCrossEntropyForward>("fox::linear_cross_entropy");
   if (wants_grad({&x, &w})) {
     auto out = LinearCrossEntropy::apply(x, w, labels, token_weight, x.requires_grad(), w.requires_grad());
     return {out[0], out[1], at::Tensor(), at::Tensor()};
@@ -175,15 +182,15 @@ TORCH_LIBRARY_FRAGMENT(fox, m) {
   m.def("linear_cross_entropy_backward(Tensor dtotal, Tensor x, Tensor w, Tensor dx, Tensor dw) -> (Tensor, Tensor)");
 }
 TORCH_LIBRARY_IMPL(fox, CPU, m) {
-  m.impl("linear_cross_entropy", forward_cpu);
+  m.impl("linear_cross_entropy", linear_cross_entropy_forward_cpu);
   m.impl("linear_cross_entropy_backward", backward_any);
 }
 TORCH_LIBRARY_IMPL(fox, Meta, m) {
-  m.impl("linear_cross_entropy", forward_meta);
-  m.impl("linear_cross_entropy_backward", backward_meta);
+  m.impl("linear_cross_entropy", linear_cross_entropy_forward_meta);
+  m.impl("linear_cross_entropy_backward", linear_cross_entropy_backward_meta);
 }
 TORCH_LIBRARY_IMPL(fox, Autograd, m) {
-  m.impl("linear_cross_entropy", forward_autograd);
+  m.impl("linear_cross_entropy", linear_cross_entropy_forward_autograd);
   m.impl("linear_cross_entropy_backward", once_differentiable());
 }
 
@@ -192,7 +199,7 @@ TORCH_LIBRARY_IMPL(fox, Autograd, m) {
 LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& x_NC, const at::Tensor& w_VC,
                                               const at::Tensor& labels_N,
                                               const std::optional<at::Tensor>& token_weight_N) {
-  static const auto op = find_operator<Forward>("fox::linear_cross_entropy");
+  static const auto op = find_operator<LinearCrossEntropyForward>("fox::linear_cross_entropy");
   auto result = op.call(x_NC, w_VC, labels_N, token_weight_N, false, false);
   return {std::get<0>(result), std::get<1>(result)};
 }

@@ -6,7 +6,6 @@
 namespace fox::ops {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
 using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Gradients = std::tuple<at::Tensor, at::Tensor>;
 using Forward = Results(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&, bool, bool);

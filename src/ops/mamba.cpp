@@ -9,26 +9,26 @@
 namespace fox::ops {
 namespace {
 
-constexpr const char* kOp = "mamba";
+constexpr const char* kMambaOp = "mamba";
 
 /// The inputs, checked, padding set to 0: it neither decays nor writes.
-struct Inputs {
+struct MambaInputs {
   at::Tensor x, dt, a, b, c, d, first;
   at::Tensor starts_1T;  // whether a document starts at the token; (1, 0) when there is one
 
-  Inputs(const at::Tensor& x_in, const at::Tensor& dt_in, const at::Tensor& a_in, const at::Tensor& b_in,
-         const at::Tensor& c_in, const at::Tensor& d_in, const RecurrenceOptions& options) {
-    for (const auto* t : {&x_in, &dt_in, &a_in, &b_in, &c_in, &d_in}) check_floating(kOp, "an input", *t);
-    check_dim(kOp, "x", x_in, 3, "(B, T, I)");
-    check_dim(kOp, "b", b_in, 3, "(B, T, N)");
+  MambaInputs(const at::Tensor& x_in, const at::Tensor& dt_in, const at::Tensor& a_in, const at::Tensor& b_in,
+              const at::Tensor& c_in, const at::Tensor& d_in, const RecurrenceOptions& options) {
+    for (const auto* t : {&x_in, &dt_in, &a_in, &b_in, &c_in, &d_in}) check_floating(kMambaOp, "an input", *t);
+    check_dim(kMambaOp, "x", x_in, 3, "(B, T, I)");
+    check_dim(kMambaOp, "b", b_in, 3, "(B, T, N)");
     const int64_t B = x_in.size(0), T = x_in.size(1), I = x_in.size(2), N = b_in.size(2);
-    check_shape(kOp, "dt", dt_in, x_in.sizes(), "(B, T, I)");
-    check_shape(kOp, "a", a_in, {I, N}, "(I, N)");
-    check_shape(kOp, "b", b_in, {B, T, N}, "(B, T, N)");
-    check_shape(kOp, "c", c_in, {B, T, N}, "(B, T, N)");
-    check_shape(kOp, "d", d_in, {I}, "(I,)");
+    check_shape(kMambaOp, "dt", dt_in, x_in.sizes(), "(B, T, I)");
+    check_shape(kMambaOp, "a", a_in, {I, N}, "(I, N)");
+    check_shape(kMambaOp, "b", b_in, {B, T, N}, "(B, T, N)");
+    check_shape(kMambaOp, "c", c_in, {B, T, N}, "(B, T, N)");
+    check_shape(kMambaOp, "d", d_in, {I}, "(I,)");
     const std::vector<int64_t> state_shape{B, I, N};
-    check_recurrence(kOp, options, B, T, state_shape, "(B, I, N)");
+    check_recurrence(kMambaOp, options, B, T, state_shape, "(B, I, N)");
     const auto type = compute_type(x_in.scalar_type());
     x = without_padding(x_in, options.seq_start);
     dt = without_padding(cast(dt_in, type), options.seq_start);
@@ -42,7 +42,7 @@ struct Inputs {
 };
 
 /// One token: the state after it, and what it reads.
-RecurrenceResult step(const Inputs& in, int64_t t, const at::Tensor& state) {
+RecurrenceResult mamba_step(const MambaInputs& in, int64_t t, const at::Tensor& state) {
   const auto at_t = [&](const at::Tensor& x) { return cast(x.select(1, t), state.scalar_type()); };
   const auto dt = at_t(in.dt), x = at_t(in.x);
   const auto next = (dt.unsqueeze(-1) * in.a).exp() * state + (dt * x).unsqueeze(-1) * at_t(in.b).unsqueeze(1);
@@ -51,7 +51,7 @@ RecurrenceResult step(const Inputs& in, int64_t t, const at::Tensor& state) {
 
 /// x, dt, b, c, starts_1T; a, d, in ATen calls for devices that have no kernel. The states are a scan of (decay, what
 /// was written) pairs by doubling: after the round of stride s each token holds the last 2s tokens' worth.
-RecurrenceResult run(at::TensorList inputs, const at::Tensor& before, int64_t) {
+RecurrenceResult run_mamba(at::TensorList inputs, const at::Tensor& before, int64_t) {
   const auto in = [&](size_t i) { return cast(inputs[i], before.scalar_type()); };
   const auto x = in(0), dt = in(1), a = in(5), d = in(6);
   const auto& starts = inputs[4];
@@ -74,7 +74,9 @@ RecurrenceResult run(at::TensorList inputs, const at::Tensor& before, int64_t) {
 }
 
 /// The states of all tokens.
-int64_t chunk_numbers(at::TensorList inputs, int64_t chunk) { return inputs[0].size(0) * chunk * inputs[5].numel(); }
+int64_t mamba_chunk_numbers(at::TensorList inputs, int64_t chunk) {
+  return inputs[0].size(0) * chunk * inputs[5].numel();
+}
 
 /// The tensors as the CPU kernel reads them; they must outlive its parameters.
 struct KernelInputs {
@@ -102,7 +104,7 @@ struct KernelInputs {
   }
 };
 
-ScanResult forward_cpu(at::TensorList inputs, const at::Tensor& first, int64_t) {
+ScanResult mamba_forward_cpu(at::TensorList inputs, const at::Tensor& first, int64_t) {
   const KernelInputs in(inputs, first);
   const auto y = at::empty_like(in.x), last = at::empty_like(in.first);
   auto kept_shape = in.first.sizes().vec();
@@ -114,8 +116,8 @@ ScanResult forward_cpu(at::TensorList inputs, const at::Tensor& first, int64_t) 
   return {cast(y, inputs[0].scalar_type()), last, kept};
 }
 
-ScanGradients backward_cpu(const at::Tensor& d_y, const at::Tensor& dlast, at::TensorList inputs,
-                           const at::Tensor& first, const at::Tensor& kept, int64_t) {
+ScanGradients mamba_backward_cpu(const at::Tensor& d_y, const at::Tensor& dlast, at::TensorList inputs,
+                                 const at::Tensor& first, const at::Tensor& kept, int64_t) {
   const KernelInputs in(inputs, first);
   const auto dy = cast(d_y, first.scalar_type()).contiguous(), grad_last = dlast.contiguous();
   const auto dx = at::empty_like(in.x), ddt = at::empty_like(in.dt), db = at::empty_like(in.b);
@@ -140,26 +142,26 @@ ScanGradients backward_cpu(const at::Tensor& d_y, const at::Tensor& dlast, at::T
 }
 
 TORCH_LIBRARY_IMPL(fox, CPU, m) {
-  m.impl("mamba_scan", forward_cpu);
-  m.impl("mamba_scan_backward", backward_cpu);
+  m.impl("mamba_scan", mamba_forward_cpu);
+  m.impl("mamba_scan_backward", mamba_backward_cpu);
 }
 
 }  // namespace
 
-constinit const ScanOp kMambaScan{.name = kOp,
+constinit const ScanOp kMambaScan{.name = kMambaOp,
                                   .scan = "fox::mamba_scan",
                                   .backward = "fox::mamba_scan_backward",
                                   .in_time = 5,
                                   .values = 0,
-                                  .chunk_numbers = chunk_numbers,
-                                  .run = run};
+                                  .chunk_numbers = mamba_chunk_numbers,
+                                  .run = run_mamba};
 
 RecurrenceResult mamba(const at::Tensor& x_BTI, const at::Tensor& dt_BTI, const at::Tensor& a_IN,
                        const at::Tensor& b_BTN, const at::Tensor& c_BTN, const at::Tensor& d_I,
                        const RecurrenceOptions& options) {
-  const Inputs in(x_BTI, dt_BTI, a_IN, b_BTN, c_BTN, d_I, options);
+  const MambaInputs in(x_BTI, dt_BTI, a_IN, b_BTN, c_BTN, d_I, options);
   if (x_BTI.size(1) == 1) {
-    const auto result = step(in, 0, in.first);
+    const auto result = mamba_step(in, 0, in.first);
     return {cast(result.o.unsqueeze(1), x_BTI.scalar_type()), result.state};
   }
   return scan(kMambaScan, {in.x, in.dt, in.b, in.c, in.starts_1T, in.a, in.d}, in.first, options.chunk_size);
@@ -168,12 +170,12 @@ RecurrenceResult mamba(const at::Tensor& x_BTI, const at::Tensor& dt_BTI, const 
 RecurrenceResult mamba_reference(const at::Tensor& x_BTI, const at::Tensor& dt_BTI, const at::Tensor& a_IN,
                                  const at::Tensor& b_BTN, const at::Tensor& c_BTN, const at::Tensor& d_I,
                                  const RecurrenceOptions& options) {
-  const Inputs in(x_BTI, dt_BTI, a_IN, b_BTN, c_BTN, d_I, options);
+  const MambaInputs in(x_BTI, dt_BTI, a_IN, b_BTN, c_BTN, d_I, options);
   std::vector<at::Tensor> y;
   auto state = in.first;
   for (int64_t t = 0; t < in.x.size(1); ++t) {
     const bool starts = in.starts_1T.size(1) > 0 && in.starts_1T[0][t].item<bool>();
-    const auto result = step(in, t, starts ? at::zeros_like(state) : state);
+    const auto result = mamba_step(in, t, starts ? at::zeros_like(state) : state);
     y.push_back(result.o);
     state = result.state;
   }
@@ -182,8 +184,7 @@ RecurrenceResult mamba_reference(const at::Tensor& x_BTI, const at::Tensor& dt_B
 
 // mamba() as an operator of the dispatcher, for callers from Python: a composition, differentiable as its parts are.
 TORCH_LIBRARY_FRAGMENT(fox, m) {
-  using OptionalTensor = std::optional<at::Tensor>;
-  m.def(recurrence_schema(kOp, "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d").c_str(),
+  m.def(recurrence_schema(kMambaOp, "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d").c_str(),
         [](const at::Tensor& x, const at::Tensor& dt, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
            const at::Tensor& d, const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
            const OptionalTensor& seq_start, int64_t chunk_size) {

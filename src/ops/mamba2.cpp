@@ -9,26 +9,26 @@
 namespace fox::ops {
 namespace {
 
-constexpr const char* kOp = "mamba2";
+constexpr const char* kMamba2Op = "mamba2";
 
 /// The inputs, checked, with padding and document starts written into them.
-struct Inputs {
+struct Mamba2Inputs {
   at::Tensor x, dt, log_decay;  // log_decay: dt a
   at::Tensor b, c, d, first;
 
-  Inputs(const at::Tensor& x_in, const at::Tensor& dt_in, const at::Tensor& a, const at::Tensor& b_in,
-         const at::Tensor& c_in, const at::Tensor& d_in, const RecurrenceOptions& options) {
-    for (const auto* t : {&x_in, &dt_in, &a, &b_in, &c_in, &d_in}) check_floating(kOp, "an input", *t);
-    check_dim(kOp, "x", x_in, 4, "(B, T, H, P)");
-    check_dim(kOp, "b", b_in, 3, "(B, T, N)");
+  Mamba2Inputs(const at::Tensor& x_in, const at::Tensor& dt_in, const at::Tensor& a, const at::Tensor& b_in,
+               const at::Tensor& c_in, const at::Tensor& d_in, const RecurrenceOptions& options) {
+    for (const auto* t : {&x_in, &dt_in, &a, &b_in, &c_in, &d_in}) check_floating(kMamba2Op, "an input", *t);
+    check_dim(kMamba2Op, "x", x_in, 4, "(B, T, H, P)");
+    check_dim(kMamba2Op, "b", b_in, 3, "(B, T, N)");
     const int64_t B = x_in.size(0), T = x_in.size(1), H = x_in.size(2), N = b_in.size(2);
-    check_shape(kOp, "dt", dt_in, {B, T, H}, "(B, T, H)");
-    check_shape(kOp, "a", a, {H}, "(H,)");
-    check_shape(kOp, "d", d_in, {H}, "(H,)");
-    check_shape(kOp, "b", b_in, {B, T, N}, "(B, T, N)");
-    check_shape(kOp, "c", c_in, {B, T, N}, "(B, T, N)");
+    check_shape(kMamba2Op, "dt", dt_in, {B, T, H}, "(B, T, H)");
+    check_shape(kMamba2Op, "a", a, {H}, "(H,)");
+    check_shape(kMamba2Op, "d", d_in, {H}, "(H,)");
+    check_shape(kMamba2Op, "b", b_in, {B, T, N}, "(B, T, N)");
+    check_shape(kMamba2Op, "c", c_in, {B, T, N}, "(B, T, N)");
     const std::vector<int64_t> state_shape{B, H, x_in.size(3), N};
-    check_recurrence(kOp, options, B, T, state_shape, "(B, H, P, N)");
+    check_recurrence(kMamba2Op, options, B, T, state_shape, "(B, H, P, N)");
     const auto type = compute_type(x_in.scalar_type());
     dt = without_padding(cast(dt_in, type), options.seq_start);
     x = without_padding(x_in, options.seq_start);
@@ -41,7 +41,7 @@ struct Inputs {
 };
 
 /// One token: the state after it, and what it reads.
-RecurrenceResult step(const Inputs& in, int64_t t, const at::Tensor& state) {
+RecurrenceResult mamba2_step(const Mamba2Inputs& in, int64_t t, const at::Tensor& state) {
   const auto at_t = [&](const at::Tensor& x) { return cast(x.select(1, t), state.scalar_type()); };
   const auto x = at_t(in.x);
   const auto written = (x * at_t(in.dt).unsqueeze(-1)).unsqueeze(-1) * at_t(in.b).unsqueeze(1).unsqueeze(1);
@@ -88,7 +88,7 @@ at::Tensor in_chunks(const at::Tensor& x, int64_t chunk) {
 
 /// x, dt, log_decay, b, c; d. Heads share b and c, so all heads' states of a chunk are read and written as one matrix
 /// (N, H P): two large products a chunk instead of two small ones a head.
-RecurrenceResult run(at::TensorList inputs, const at::Tensor& state_BHPN, int64_t chunk_size) {
+RecurrenceResult run_mamba2(at::TensorList inputs, const at::Tensor& state_BHPN, int64_t chunk_size) {
   const int64_t length = inputs[0].size(1), heads = inputs[0].size(2);
   const auto chunk = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::min(chunk_size, length))));
   const auto in = [&](size_t i) { return cast(inputs[i], state_BHPN.scalar_type()); };
@@ -110,39 +110,39 @@ RecurrenceResult run(at::TensorList inputs, const at::Tensor& state_BHPN, int64_
 }
 
 /// A decay for every pair of tokens, of all heads.
-int64_t chunk_numbers(at::TensorList inputs, int64_t chunk) {
+int64_t mamba2_chunk_numbers(at::TensorList inputs, int64_t chunk) {
   return inputs[0].size(0) * inputs[0].size(2) * chunk * chunk;
 }
 
 }  // namespace
 
-constinit const ScanOp kMamba2Scan{.name = kOp,
+constinit const ScanOp kMamba2Scan{.name = kMamba2Op,
                                    .scan = "fox::mamba2_scan",
                                    .backward = "fox::mamba2_scan_backward",
                                    .in_time = 5,
                                    .values = 0,
-                                   .chunk_numbers = chunk_numbers,
-                                   .run = run};
+                                   .chunk_numbers = mamba2_chunk_numbers,
+                                   .run = run_mamba2};
 
 RecurrenceResult mamba2(const at::Tensor& x_BTHP, const at::Tensor& dt_BTH, const at::Tensor& a_H,
                         const at::Tensor& b_BTN, const at::Tensor& c_BTN, const at::Tensor& d_H,
                         const RecurrenceOptions& options) {
-  const Inputs in(x_BTHP, dt_BTH, a_H, b_BTN, c_BTN, d_H, options);
+  const Mamba2Inputs in(x_BTHP, dt_BTH, a_H, b_BTN, c_BTN, d_H, options);
   if (x_BTHP.size(1) > 1) {
     return scan(kMamba2Scan, {in.x, in.dt, in.log_decay, in.b, in.c, in.d}, in.first, options.chunk_size);
   }
-  const auto result = step(in, 0, in.first);
+  const auto result = mamba2_step(in, 0, in.first);
   return {cast(result.o.unsqueeze(1), x_BTHP.scalar_type()), result.state};
 }
 
 RecurrenceResult mamba2_reference(const at::Tensor& x_BTHP, const at::Tensor& dt_BTH, const at::Tensor& a_H,
                                   const at::Tensor& b_BTN, const at::Tensor& c_BTN, const at::Tensor& d_H,
                                   const RecurrenceOptions& options) {
-  const Inputs in(x_BTHP, dt_BTH, a_H, b_BTN, c_BTN, d_H, options);
+  const Mamba2Inputs in(x_BTHP, dt_BTH, a_H, b_BTN, c_BTN, d_H, options);
   std::vector<at::Tensor> y;
   auto state = in.first;
   for (int64_t t = 0; t < in.x.size(1); ++t) {
-    const auto result = step(in, t, state);
+    const auto result = mamba2_step(in, t, state);
     y.push_back(result.o);
     state = result.state;
   }
@@ -151,8 +151,7 @@ RecurrenceResult mamba2_reference(const at::Tensor& x_BTHP, const at::Tensor& dt
 
 // mamba2() as an operator of the dispatcher, for callers from Python: a composition, differentiable as its parts are.
 TORCH_LIBRARY_FRAGMENT(fox, m) {
-  using OptionalTensor = std::optional<at::Tensor>;
-  m.def(recurrence_schema(kOp, "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d").c_str(),
+  m.def(recurrence_schema(kMamba2Op, "Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor d").c_str(),
         [](const at::Tensor& x, const at::Tensor& dt, const at::Tensor& a, const at::Tensor& b, const at::Tensor& c,
            const at::Tensor& d, const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
            const OptionalTensor& seq_start, int64_t chunk_size) {

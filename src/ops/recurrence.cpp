@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <limits>
 
 #include "base/error.h"
@@ -47,6 +48,8 @@ at::Tensor initial_state(const RecurrenceOptions& options, at::IntArrayRef state
   if (options.initial_state) return cast(*options.initial_state, like.scalar_type());
   return at::zeros(state_shape, like.options().requires_grad(false));
 }
+
+double score_scale(const at::Tensor& q) { return 1 / std::sqrt(static_cast<double>(q.size(-1))); }
 
 at::Tensor document_numbers(const at::Tensor& cu_seqlens, int64_t length) {
   const auto position_T = at::arange(length, cu_seqlens.options());

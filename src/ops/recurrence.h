@@ -28,6 +28,9 @@ void check_recurrence(const char* op, const RecurrenceOptions& options, int64_t 
 /// options.initial_state in `like`'s dtype, or 0.
 at::Tensor initial_state(const RecurrenceOptions& options, at::IntArrayRef state_shape, const at::Tensor& like);
 
+/// 1 / √K, what scores of queries q (..., K) are multiplied with.
+double score_scale(const at::Tensor& q);
+
 /// Number of the document that each of `length` positions belongs to, (T,) int64. Read on the device: no wait for it.
 at::Tensor document_numbers(const at::Tensor& cu_seqlens, int64_t length);
 /// Whether each position is the first of its document, (T,) bool.

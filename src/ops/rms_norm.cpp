@@ -9,12 +9,11 @@
 namespace fox::ops {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-using Gradients = std::tuple<at::Tensor, at::Tensor>;
-using Forward = at::Tensor(const at::Tensor&, const OptionalTensor&, double, int64_t);
-using Backward = Gradients(const at::Tensor&, const at::Tensor&, const OptionalTensor&, double, int64_t);
+using RmsNormGradients = std::tuple<at::Tensor, at::Tensor>;
+using RmsNormForward = at::Tensor(const at::Tensor&, const OptionalTensor&, double, int64_t);
+using RmsNormBackward = RmsNormGradients(const at::Tensor&, const at::Tensor&, const OptionalTensor&, double, int64_t);
 
-void check(const at::Tensor& x, const OptionalTensor& weight, int64_t num_groups) {
+void check_rms_norm(const at::Tensor& x, const OptionalTensor& weight, int64_t num_groups) {
   check_floating("rms_norm", "x", x);
   if (x.dim() < 1 || num_groups < 1 || x.size(-1) % num_groups != 0) {
     throw Error(fmt::format("rms_norm: x has shape {} and num_groups is {}", shape_string(x.sizes()), num_groups),
@@ -31,7 +30,7 @@ void check(const at::Tensor& x, const OptionalTensor& weight, int64_t num_groups
 }
 
 template <class T>
-kernels::RmsNormParams<T> params(const Rows& x, const at::Tensor& weight, double eps, int64_t num_groups) {
+kernels::RmsNormParams<T> rms_norm_params(const Rows& x, const at::Tensor& weight, double eps, int64_t num_groups) {
   const int64_t width = x.width / num_groups;
   const bool shared = weight.defined() && weight.size(0) == width;
   return {x.tensor.const_data_ptr<T>(),
@@ -48,32 +47,33 @@ at::Tensor compute_weight(const OptionalTensor& weight, at::ScalarType type) {
   return weight ? cast(*weight, type).contiguous() : at::Tensor();
 }
 
-at::Tensor forward_meta(const at::Tensor& x, const OptionalTensor& weight, double, int64_t num_groups) {
-  check(x, weight, num_groups);
+at::Tensor rms_norm_forward_meta(const at::Tensor& x, const OptionalTensor& weight, double, int64_t num_groups) {
+  check_rms_norm(x, weight, num_groups);
   return at::empty(x.sizes(), x.options());
 }
 
-at::Tensor forward_cpu(const at::Tensor& x, const OptionalTensor& weight, double eps, int64_t num_groups) {
-  check(x, weight, num_groups);
+at::Tensor rms_norm_forward_cpu(const at::Tensor& x, const OptionalTensor& weight, double eps, int64_t num_groups) {
+  check_rms_norm(x, weight, num_groups);
   const auto type = compute_type(x.scalar_type());
   const auto rows = as_rows(cast(x, type));
   const auto w = compute_weight(weight, type);
   auto y = at::empty(x.sizes(), rows.tensor.options());
-  dispatch_real(type,
-                [&]<class T>() { kernels::rms_norm(params<T>(rows, w, eps, num_groups), y.mutable_data_ptr<T>()); });
+  dispatch_real(type, [&]<class T>() {
+    kernels::rms_norm(rms_norm_params<T>(rows, w, eps, num_groups), y.mutable_data_ptr<T>());
+  });
   return cast(y, x.scalar_type());
 }
 
-Gradients backward_meta(const at::Tensor& dy, const at::Tensor& x, const OptionalTensor& weight, double,
-                        int64_t num_groups) {
-  check(x, weight, num_groups);
+RmsNormGradients rms_norm_backward_meta(const at::Tensor& dy, const at::Tensor& x, const OptionalTensor& weight, double,
+                                        int64_t num_groups) {
+  check_rms_norm(x, weight, num_groups);
   check_shape("rms_norm_backward", "dy", dy, x.sizes(), "that of x");
   return {at::empty(x.sizes(), x.options()), weight ? at::empty(weight->sizes(), weight->options()) : at::Tensor()};
 }
 
-Gradients backward_cpu(const at::Tensor& dy, const at::Tensor& x, const OptionalTensor& weight, double eps,
-                       int64_t num_groups) {
-  check(x, weight, num_groups);
+RmsNormGradients rms_norm_backward_cpu(const at::Tensor& dy, const at::Tensor& x, const OptionalTensor& weight,
+                                       double eps, int64_t num_groups) {
+  check_rms_norm(x, weight, num_groups);
   check_shape("rms_norm_backward", "dy", dy, x.sizes(), "that of x");
   const auto type = compute_type(x.scalar_type());
   const auto rows = as_rows(cast(x, type));
@@ -82,7 +82,7 @@ Gradients backward_cpu(const at::Tensor& dy, const at::Tensor& x, const Optional
   auto dx = at::empty(x.sizes(), rows.tensor.options());
   auto dw = weight ? at::empty(w.sizes(), w.options()) : at::Tensor();
   dispatch_real(type, [&]<class T>() {
-    const auto p = params<T>(rows, w, eps, num_groups);
+    const auto p = rms_norm_params<T>(rows, w, eps, num_groups);
     const at::Tensor workspace =
         weight ? at::empty({kernels::rms_norm_backward_workspace(p)}, w.options()) : at::Tensor();
     kernels::rms_norm_backward(p, g.const_data_ptr<T>(), dx.mutable_data_ptr<T>(),
@@ -104,7 +104,7 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    static const auto op = find_operator<Backward>("fox::rms_norm_backward");
+    static const auto op = find_operator<RmsNormBackward>("fox::rms_norm_backward");
     const auto saved = ctx->get_saved_variables();
     auto [dx, dweight] = op.call(grads[0], saved[0], optional_of(saved[1]), ctx->saved_data["eps"].toDouble(),
                                  ctx->saved_data["num_groups"].toInt());
@@ -112,7 +112,8 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
   }
 };
 
-at::Tensor forward_autograd(const at::Tensor& x, const OptionalTensor& weight, double eps, int64_t num_groups) {
+at::Tensor rms_norm_forward_autograd(const at::Tensor& x, const OptionalTensor& weight, double eps,
+                                     int64_t num_groups) {
   const auto w = value_or_undefined(weight);
   if (wants_grad({&x, &w})) return RmsNorm::apply(x, weight, eps, num_groups);
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -126,22 +127,22 @@ TORCH_LIBRARY_FRAGMENT(fox, m) {
       "-> (Tensor dx, Tensor dweight)");
 }
 TORCH_LIBRARY_IMPL(fox, CPU, m) {
-  m.impl("rms_norm", forward_cpu);
-  m.impl("rms_norm_backward", backward_cpu);
+  m.impl("rms_norm", rms_norm_forward_cpu);
+  m.impl("rms_norm_backward", rms_norm_backward_cpu);
 }
 TORCH_LIBRARY_IMPL(fox, Meta, m) {
-  m.impl("rms_norm", forward_meta);
-  m.impl("rms_norm_backward", backward_meta);
+  m.impl("rms_norm", rms_norm_forward_meta);
+  m.impl("rms_norm_backward", rms_norm_backward_meta);
 }
 TORCH_LIBRARY_IMPL(fox, Autograd, m) {
-  m.impl("rms_norm", forward_autograd);
+  m.impl("rms_norm", rms_norm_forward_autograd);
   m.impl("rms_norm_backward", once_differentiable());
 }
 
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight, double eps, int64_t num_groups) {
-  static const auto op = find_operator<Forward>("fox::rms_norm");
+  static const auto op = find_operator<RmsNormForward>("fox::rms_norm");
   return op.call(x, weight, eps, num_groups);
 }
 

@@ -11,8 +11,6 @@
 namespace fox::ops {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-
 /// x and weight in the layout that the kernels read; it must outlive their parameters.
 struct Inputs {
   Rows x;

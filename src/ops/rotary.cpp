@@ -12,7 +12,7 @@ namespace {
 
 using Rotate = at::Tensor(const at::Tensor&, double, int64_t);
 
-void check(const at::Tensor& x, double base, int64_t offset) {
+void check_rotary(const at::Tensor& x, double base, int64_t offset) {
   check_floating("rotary", "x", x);
   check_dim("rotary", "x", x, 4, "(B, T, H, D)");
   if (x.size(3) % 2 != 0) {
@@ -25,12 +25,12 @@ void check(const at::Tensor& x, double base, int64_t offset) {
 }
 
 at::Tensor rotate_meta(const at::Tensor& x, double base, int64_t offset) {
-  check(x, base, offset);
+  check_rotary(x, base, offset);
   return at::empty(x.sizes(), x.options());
 }
 
 at::Tensor rotate_cpu(const at::Tensor& x_in, double base, int64_t offset, bool inverse) {
-  check(x_in, base, offset);
+  check_rotary(x_in, base, offset);
   const auto type = compute_type(x_in.scalar_type());
   auto x = cast(x_in, type);
   if (x.stride(3) != 1) x = x.contiguous();
@@ -51,8 +51,10 @@ at::Tensor rotate_cpu(const at::Tensor& x_in, double base, int64_t offset, bool 
   });
   return cast(y, x_in.scalar_type());
 }
-at::Tensor forward_cpu(const at::Tensor& x, double base, int64_t offset) { return rotate_cpu(x, base, offset, false); }
-at::Tensor backward_cpu(const at::Tensor& dy, double base, int64_t offset) {
+at::Tensor rotary_forward_cpu(const at::Tensor& x, double base, int64_t offset) {
+  return rotate_cpu(x, base, offset, false);
+}
+at::Tensor rotary_backward_cpu(const at::Tensor& dy, double base, int64_t offset) {
   return rotate_cpu(dy, base, offset, true);
 }
 
@@ -71,7 +73,7 @@ class Rotary : public torch::autograd::Function<Rotary> {
   }
 };
 
-at::Tensor forward_autograd(const at::Tensor& x, double base, int64_t offset) {
+at::Tensor rotary_forward_autograd(const at::Tensor& x, double base, int64_t offset) {
   if (wants_grad({&x})) return Rotary::apply(x, base, offset);
   at::AutoDispatchBelowADInplaceOrView guard;
   return rotary(x, base, offset);
@@ -82,15 +84,15 @@ TORCH_LIBRARY_FRAGMENT(fox, m) {
   m.def("rotary_backward(Tensor dy, float base, int offset=0) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(fox, CPU, m) {
-  m.impl("rotary", forward_cpu);
-  m.impl("rotary_backward", backward_cpu);
+  m.impl("rotary", rotary_forward_cpu);
+  m.impl("rotary_backward", rotary_backward_cpu);
 }
 TORCH_LIBRARY_IMPL(fox, Meta, m) {
   m.impl("rotary", rotate_meta);
   m.impl("rotary_backward", rotate_meta);
 }
 TORCH_LIBRARY_IMPL(fox, Autograd, m) {
-  m.impl("rotary", forward_autograd);
+  m.impl("rotary", rotary_forward_autograd);
   m.impl("rotary_backward", once_differentiable());
 }
 

@@ -127,30 +127,30 @@ class Scan : public torch::autograd::Function<Scan> {
 };
 
 template <const ScanOp& kOp>
-ScanResult forward_cpu(at::TensorList inputs, const at::Tensor& first, int64_t chunk_size) {
+ScanResult scan_op_forward_cpu(at::TensorList inputs, const at::Tensor& first, int64_t chunk_size) {
   const FlushDenormals flush;
   return scan_in_pieces(kOp, inputs, first, chunk_size);
 }
 template <const ScanOp& kOp>
-ScanGradients backward_cpu(const at::Tensor& d_o, const at::Tensor& dlast, at::TensorList inputs,
-                           const at::Tensor& first, const at::Tensor& kept, int64_t chunk_size) {
+ScanGradients scan_op_backward_cpu(const at::Tensor& d_o, const at::Tensor& dlast, at::TensorList inputs,
+                                   const at::Tensor& first, const at::Tensor& kept, int64_t chunk_size) {
   const FlushDenormals flush;
   return scan_in_pieces_backward(kOp, d_o, dlast, inputs, first, kept, chunk_size);
 }
 template <const ScanOp& kOp>
-ScanResult forward_meta(at::TensorList inputs, const at::Tensor& first, int64_t) {
+ScanResult scan_op_forward_meta(at::TensorList inputs, const at::Tensor& first, int64_t) {
   return {at::empty(inputs[kOp.values].sizes(), inputs[kOp.values].options()), at::empty_like(first),
           at::empty({0}, first.options())};
 }
 template <const ScanOp& kOp>
-ScanGradients backward_meta(const at::Tensor&, const at::Tensor&, at::TensorList inputs, const at::Tensor& first,
-                            const at::Tensor&, int64_t) {
+ScanGradients scan_op_backward_meta(const at::Tensor&, const at::Tensor&, at::TensorList inputs,
+                                    const at::Tensor& first, const at::Tensor&, int64_t) {
   std::vector<at::Tensor> gradients;
   for (const auto& x : inputs) gradients.push_back(at::empty(x.sizes(), x.options()));
   return {gradients, at::empty_like(first)};
 }
 template <const ScanOp& kOp>
-ScanResult forward_autograd(at::TensorList inputs, const at::Tensor& first, int64_t chunk_size) {
+ScanResult scan_op_forward_autograd(at::TensorList inputs, const at::Tensor& first, int64_t chunk_size) {
   const auto result = scan(kOp, inputs, first, chunk_size);
   return {result.o, result.state, at::empty({0}, first.options().requires_grad(false))};
 }
@@ -165,12 +165,12 @@ void define(torch::Library& m) {
   m.def(schema.c_str());
   m.def(backward_schema.c_str());
   if constexpr (kInPieces) {
-    m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::CPU, &forward_cpu<kOp>));
-    m.impl(backward.c_str(), torch::dispatch(c10::DispatchKey::CPU, &backward_cpu<kOp>));
+    m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::CPU, &scan_op_forward_cpu<kOp>));
+    m.impl(backward.c_str(), torch::dispatch(c10::DispatchKey::CPU, &scan_op_backward_cpu<kOp>));
   }
-  m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Meta, &forward_meta<kOp>));
-  m.impl(backward.c_str(), torch::dispatch(c10::DispatchKey::Meta, &backward_meta<kOp>));
-  m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd, &forward_autograd<kOp>));
+  m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Meta, &scan_op_forward_meta<kOp>));
+  m.impl(backward.c_str(), torch::dispatch(c10::DispatchKey::Meta, &scan_op_backward_meta<kOp>));
+  m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd, &scan_op_forward_autograd<kOp>));
   m.impl(backward.c_str(), torch::dispatch(c10::DispatchKey::Autograd, once_differentiable()));
 }
 

@@ -9,8 +9,8 @@
 namespace fox::ops {
 namespace {
 
-using Forward = at::Tensor(const at::Tensor&);
-using Backward = at::Tensor(const at::Tensor&, const at::Tensor&);
+using SwigluForward = at::Tensor(const at::Tensor&);
+using SwigluBackward = at::Tensor(const at::Tensor&, const at::Tensor&);
 
 at::DimVector output_shape(const at::Tensor& gate_up) {
   check_floating("swiglu", "gate_up", gate_up);
@@ -24,33 +24,35 @@ at::DimVector output_shape(const at::Tensor& gate_up) {
 }
 
 template <class T>
-kernels::SwigluParams<T> params(const Rows& gate_up) {
+kernels::SwigluParams<T> swiglu_params(const Rows& gate_up) {
   return {gate_up.tensor.const_data_ptr<T>(), gate_up.stride, gate_up.rows, gate_up.width / 2};
 }
 
-at::Tensor forward_meta(const at::Tensor& gate_up) { return at::empty(output_shape(gate_up), gate_up.options()); }
+at::Tensor swiglu_forward_meta(const at::Tensor& gate_up) {
+  return at::empty(output_shape(gate_up), gate_up.options());
+}
 
-at::Tensor forward_cpu(const at::Tensor& gate_up) {
+at::Tensor swiglu_forward_cpu(const at::Tensor& gate_up) {
   const auto shape = output_shape(gate_up);
   const auto x = as_rows(cast(gate_up, compute_type(gate_up.scalar_type())));
   auto out = at::empty(shape, x.tensor.options());
-  dispatch_real(out.scalar_type(), [&]<class T>() { kernels::swiglu(params<T>(x), out.mutable_data_ptr<T>()); });
+  dispatch_real(out.scalar_type(), [&]<class T>() { kernels::swiglu(swiglu_params<T>(x), out.mutable_data_ptr<T>()); });
   return cast(out, gate_up.scalar_type());
 }
 
-at::Tensor backward_meta(const at::Tensor& dout, const at::Tensor& gate_up) {
+at::Tensor swiglu_backward_meta(const at::Tensor& dout, const at::Tensor& gate_up) {
   check_shape("swiglu_backward", "dout", dout, output_shape(gate_up), "(..., I)");
   return at::empty(gate_up.sizes(), gate_up.options());
 }
 
-at::Tensor backward_cpu(const at::Tensor& dout, const at::Tensor& gate_up) {
+at::Tensor swiglu_backward_cpu(const at::Tensor& dout, const at::Tensor& gate_up) {
   check_shape("swiglu_backward", "dout", dout, output_shape(gate_up), "(..., I)");
   const auto type = compute_type(gate_up.scalar_type());
   const auto x = as_rows(cast(gate_up, type));
   const auto dy = cast(dout, type).contiguous();
   auto dx = at::empty(gate_up.sizes(), x.tensor.options());
   dispatch_real(type, [&]<class T>() {
-    kernels::swiglu_backward(params<T>(x), dy.const_data_ptr<T>(), dx.mutable_data_ptr<T>());
+    kernels::swiglu_backward(swiglu_params<T>(x), dy.const_data_ptr<T>(), dx.mutable_data_ptr<T>());
   });
   return cast(dx, gate_up.scalar_type());
 }
@@ -64,12 +66,12 @@ class Swiglu : public torch::autograd::Function<Swiglu> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    static const auto op = find_operator<Backward>("fox::swiglu_backward");
+    static const auto op = find_operator<SwigluBackward>("fox::swiglu_backward");
     return {op.call(grads[0], ctx->get_saved_variables()[0])};
   }
 };
 
-at::Tensor forward_autograd(const at::Tensor& gate_up) {
+at::Tensor swiglu_forward_autograd(const at::Tensor& gate_up) {
   if (wants_grad({&gate_up})) return Swiglu::apply(gate_up);
   at::AutoDispatchBelowADInplaceOrView guard;
   return swiglu(gate_up);
@@ -80,22 +82,22 @@ TORCH_LIBRARY_FRAGMENT(fox, m) {
   m.def("swiglu_backward(Tensor dout, Tensor gate_up) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(fox, CPU, m) {
-  m.impl("swiglu", forward_cpu);
-  m.impl("swiglu_backward", backward_cpu);
+  m.impl("swiglu", swiglu_forward_cpu);
+  m.impl("swiglu_backward", swiglu_backward_cpu);
 }
 TORCH_LIBRARY_IMPL(fox, Meta, m) {
-  m.impl("swiglu", forward_meta);
-  m.impl("swiglu_backward", backward_meta);
+  m.impl("swiglu", swiglu_forward_meta);
+  m.impl("swiglu_backward", swiglu_backward_meta);
 }
 TORCH_LIBRARY_IMPL(fox, Autograd, m) {
-  m.impl("swiglu", forward_autograd);
+  m.impl("swiglu", swiglu_forward_autograd);
   m.impl("swiglu_backward", once_differentiable());
 }
 
 }  // namespace
 
 at::Tensor swiglu(const at::Tensor& gate_up) {
-  static const auto op = find_operator<Forward>("fox::swiglu");
+  static const auto op = find_operator<SwigluForward>("fox::swiglu");
   return op.call(gate_up);
 }
 

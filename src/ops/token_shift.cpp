@@ -6,15 +6,14 @@
 namespace fox::ops {
 namespace {
 
-using OptionalTensor = std::optional<at::Tensor>;
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-using Forward = at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
-                           const OptionalTensor&);
-using Backward = Gradients(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&,
-                           const OptionalTensor&, const OptionalTensor&);
+using TokenShiftGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using TokenShiftForward = at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
+                                     const OptionalTensor&);
+using TokenShiftBackward = TokenShiftGradients(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                               const OptionalTensor&, const OptionalTensor&, const OptionalTensor&);
 
-void check(const at::Tensor& x, const at::Tensor& alpha, const OptionalTensor& prev, const OptionalTensor& cu_seqlens,
-           const OptionalTensor& seq_start) {
+void check_token_shift(const at::Tensor& x, const at::Tensor& alpha, const OptionalTensor& prev,
+                       const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start) {
   constexpr const char* kOp = "token_shift";
   check_floating(kOp, "x", x);
   check_dim(kOp, "x", x, 4, "(B, T, H, D)");
@@ -31,11 +30,11 @@ void check(const at::Tensor& x, const at::Tensor& alpha, const OptionalTensor& p
 }
 
 /// The tensors in the dtype and layout that the kernel reads; it must outlive the kernel's parameters.
-struct Inputs {
+struct TokenShiftInputs {
   at::Tensor x, alpha, prev, cu_seqlens, seq_start;
 
-  Inputs(const at::Tensor& x_in, const at::Tensor& alpha_in, const OptionalTensor& prev_in, const OptionalTensor& cu,
-         const OptionalTensor& start) {
+  TokenShiftInputs(const at::Tensor& x_in, const at::Tensor& alpha_in, const OptionalTensor& prev_in,
+                   const OptionalTensor& cu, const OptionalTensor& start) {
     const auto type = compute_type(x_in.scalar_type());
     x = cast(x_in, type);
     if (x.stride(3) != 1) x = x.contiguous();
@@ -64,34 +63,36 @@ struct Inputs {
   }
 };
 
-at::Tensor forward_meta(const at::Tensor& x, const at::Tensor& alpha, const OptionalTensor& prev,
-                        const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start) {
-  check(x, alpha, prev, cu_seqlens, seq_start);
+at::Tensor token_shift_forward_meta(const at::Tensor& x, const at::Tensor& alpha, const OptionalTensor& prev,
+                                    const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start) {
+  check_token_shift(x, alpha, prev, cu_seqlens, seq_start);
   return at::empty(x.sizes(), x.options());
 }
 
-at::Tensor forward_cpu(const at::Tensor& x, const at::Tensor& alpha, const OptionalTensor& prev,
-                       const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start) {
-  check(x, alpha, prev, cu_seqlens, seq_start);
-  const Inputs in(x, alpha, prev, cu_seqlens, seq_start);
+at::Tensor token_shift_forward_cpu(const at::Tensor& x, const at::Tensor& alpha, const OptionalTensor& prev,
+                                   const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start) {
+  check_token_shift(x, alpha, prev, cu_seqlens, seq_start);
+  const TokenShiftInputs in(x, alpha, prev, cu_seqlens, seq_start);
   auto y = at::empty(x.sizes(), in.x.options());
   dispatch_real(y.scalar_type(), [&]<class T>() { kernels::token_shift(in.params<T>(), y.mutable_data_ptr<T>()); });
   return cast(y, x.scalar_type());
 }
 
-Gradients backward_meta(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& alpha, const OptionalTensor& prev,
-                        const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start) {
-  check(x, alpha, prev, cu_seqlens, seq_start);
+TokenShiftGradients token_shift_backward_meta(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& alpha,
+                                              const OptionalTensor& prev, const OptionalTensor& cu_seqlens,
+                                              const OptionalTensor& seq_start) {
+  check_token_shift(x, alpha, prev, cu_seqlens, seq_start);
   check_shape("token_shift_backward", "dy", dy, x.sizes(), "(B, T, H, D)");
   return {at::empty(x.sizes(), x.options()), at::empty(alpha.sizes(), alpha.options()),
           prev ? at::empty(prev->sizes(), prev->options()) : at::Tensor()};
 }
 
-Gradients backward_cpu(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& alpha, const OptionalTensor& prev,
-                       const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start) {
-  check(x, alpha, prev, cu_seqlens, seq_start);
+TokenShiftGradients token_shift_backward_cpu(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& alpha,
+                                             const OptionalTensor& prev, const OptionalTensor& cu_seqlens,
+                                             const OptionalTensor& seq_start) {
+  check_token_shift(x, alpha, prev, cu_seqlens, seq_start);
   check_shape("token_shift_backward", "dy", dy, x.sizes(), "(B, T, H, D)");
-  const Inputs in(x, alpha, prev, cu_seqlens, seq_start);
+  const TokenShiftInputs in(x, alpha, prev, cu_seqlens, seq_start);
   const auto g = cast(dy, in.x.scalar_type()).contiguous();
   auto dx = at::empty(x.sizes(), in.x.options());
   auto dalpha = at::empty(alpha.sizes(), in.x.options());
@@ -116,7 +117,7 @@ class TokenShift : public torch::autograd::Function<TokenShift> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
-    static const auto op = find_operator<Backward>("fox::token_shift_backward");
+    static const auto op = find_operator<TokenShiftBackward>("fox::token_shift_backward");
     const auto saved = ctx->get_saved_variables();
     auto [dx, dalpha, dprev] =
         op.call(grads[0], saved[0], saved[1], optional_of(saved[2]), optional_of(saved[3]), optional_of(saved[4]));
@@ -124,8 +125,8 @@ class TokenShift : public torch::autograd::Function<TokenShift> {
   }
 };
 
-at::Tensor forward_autograd(const at::Tensor& x, const at::Tensor& alpha, const OptionalTensor& prev,
-                            const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start) {
+at::Tensor token_shift_forward_autograd(const at::Tensor& x, const at::Tensor& alpha, const OptionalTensor& prev,
+                                        const OptionalTensor& cu_seqlens, const OptionalTensor& seq_start) {
   const auto before = value_or_undefined(prev);
   if (wants_grad({&x, &alpha, &before})) return TokenShift::apply(x, alpha, prev, cu_seqlens, seq_start);
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -141,15 +142,15 @@ TORCH_LIBRARY_FRAGMENT(fox, m) {
       "-> (Tensor dx, Tensor dalpha, Tensor dprev)");
 }
 TORCH_LIBRARY_IMPL(fox, CPU, m) {
-  m.impl("token_shift", forward_cpu);
-  m.impl("token_shift_backward", backward_cpu);
+  m.impl("token_shift", token_shift_forward_cpu);
+  m.impl("token_shift_backward", token_shift_backward_cpu);
 }
 TORCH_LIBRARY_IMPL(fox, Meta, m) {
-  m.impl("token_shift", forward_meta);
-  m.impl("token_shift_backward", backward_meta);
+  m.impl("token_shift", token_shift_forward_meta);
+  m.impl("token_shift_backward", token_shift_backward_meta);
 }
 TORCH_LIBRARY_IMPL(fox, Autograd, m) {
-  m.impl("token_shift", forward_autograd);
+  m.impl("token_shift", token_shift_forward_autograd);
   m.impl("token_shift_backward", once_differentiable());
 }
 
@@ -157,7 +158,7 @@ TORCH_LIBRARY_IMPL(fox, Autograd, m) {
 
 at::Tensor token_shift(const at::Tensor& x_BTHD, const at::Tensor& alpha_BTH, const std::optional<at::Tensor>& prev_BHD,
                        const std::optional<at::Tensor>& cu_seqlens, const std::optional<at::Tensor>& seq_start) {
-  static const auto op = find_operator<Forward>("fox::token_shift");
+  static const auto op = find_operator<TokenShiftForward>("fox::token_shift");
   return op.call(x_BTHD, alpha_BTH, prev_BHD, cu_seqlens, seq_start);
 }
 
