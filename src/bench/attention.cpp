@@ -22,8 +22,6 @@
 namespace fox::bench {
 namespace {
 
-constexpr std::chrono::seconds kWarmUp{1};  // until a GPU's clock has settled under the load
-
 /// One length's problem, with what the options leave to the device filled in.
 struct Problem {
   at::Device device;
@@ -42,21 +40,21 @@ Problem make_problem(const AttentionOptions& x, at::Device device, int64_t lengt
 }
 
 /// Inputs of one length, shared by all contenders.
-struct Tensors {
+struct AttentionTensors {
   at::Tensor q, k, v, d_o;                // (B, T, H, D)
   at::Tensor log_f_on, log_f_log_spaced;  // (B, T, H)
   at::Tensor logit_bound;                 // (H,): what q and k, RMS-normalised as by QK-norm of unit scale, can reach
   at::Tensor mask;  // (B, H, T, T): the bias of log_f_on, -inf above the diagonal; on the CPU only
 };
 
-Tensors make_tensors(const Problem& x, uint64_t seed) {
+AttentionTensors make_tensors(const Problem& x, uint64_t seed) {
   at::manual_seed(seed);
   const auto type = dtype_of(x.dtype);
   const auto gate_type = type == at::kDouble ? at::kDouble : at::kFloat;
   const auto on_device = at::TensorOptions(x.device);
   const auto leaf = [&](const at::Tensor& t, at::ScalarType as) { return t.to(as).set_requires_grad(true); };
   const std::vector<int64_t> shape{x.B, x.T, x.H, x.D}, gates{x.B, x.T, x.H};
-  Tensors t;
+  AttentionTensors t;
   t.q = leaf(rms_normalised(at::randn(shape, on_device)), type);
   t.k = leaf(rms_normalised(at::randn(shape, on_device)), type);
   t.v = leaf(at::randn(shape, on_device), type);
@@ -72,7 +70,7 @@ Tensors make_tensors(const Problem& x, uint64_t seed) {
 }
 
 /// One way to compute attention: its output, from the shared inputs, and which of them get gradients.
-struct Contender {
+struct AttentionContender {
   AttentionMeasurement line;
   std::function<at::Tensor()> forward;
   std::vector<at::Tensor> inputs;
@@ -93,8 +91,8 @@ AttentionMeasurement blank_line(const Problem& x, const char* op, const char* ga
           .D = x.D};
 }
 
-Contender sdpa(const Problem& x, const Tensors& t, const char* op, const char* gates, const std::string& kernel,
-               const std::optional<at::Tensor>& mask = {}) {
+AttentionContender sdpa(const Problem& x, const AttentionTensors& t, const char* op, const char* gates,
+                        const std::string& kernel, const std::optional<at::Tensor>& mask = {}) {
   return {blank_line(x, op, gates, false, kernel),
           [=] {
             const SdpKernel selected(kernel);
@@ -105,24 +103,24 @@ Contender sdpa(const Problem& x, const Tensors& t, const char* op, const char* g
           t.d_o.transpose(1, 2)};
 }
 
-Contender fox(const Problem& x, const Tensors& t, const char* gates, const std::optional<at::Tensor>& log_f,
-              bool pruned) {
+AttentionContender fox(const Problem& x, const AttentionTensors& t, const char* gates,
+                       const std::optional<at::Tensor>& log_f, bool pruned) {
   ops::ForgettingAttnOptions options;
   options.logit_bound = t.logit_bound;
   if (pruned) options.log_pruning_tolerance = kLogPruningTolerance;
   const auto kernel = x.device.is_cpu() ? kernels::simd_paths().front() : std::string("cuda");
-  Contender c{blank_line(x, "forgetting_attn", gates, pruned, kernel),
-              [=] { return ops::forgetting_attn(t.q, t.k, t.v, log_f, options).o_BTHD; },
-              {t.q, t.k, t.v},
-              t.d_o};
+  AttentionContender c{blank_line(x, "forgetting_attn", gates, pruned, kernel),
+                       [=] { return ops::forgetting_attn(t.q, t.k, t.v, log_f, options).o_BTHD; },
+                       {t.q, t.k, t.v},
+                       t.d_o};
   if (log_f) c.inputs.push_back(*log_f);
   if (pruned) c.line.kept = ops::forgetting_attn_kept_share(t.q, t.k, *log_f, options).mean().item<double>();
   return c;
 }
 
 /// The first is what ratios are taken to.
-std::vector<Contender> make_contenders(const Problem& x, const Tensors& t, bool prune) {
-  std::vector<Contender> all;
+std::vector<AttentionContender> make_contenders(const Problem& x, const AttentionTensors& t, bool prune) {
+  std::vector<AttentionContender> all;
   if (x.device.is_cpu()) {
     all.push_back(sdpa(x, t, "sdpa", "off", "torch"));
     all.push_back(sdpa(x, t, "sdpa_float_mask", "on", "torch", t.mask));
@@ -141,7 +139,7 @@ std::vector<Contender> make_contenders(const Problem& x, const Tensors& t, bool 
 using Times = std::map<std::string, std::vector<double>>;  // by direction
 
 /// Forward alone, then backward through a graph made once.
-void take_turn(const Contender& c, at::Device device, Times& times) {
+void take_turn(const AttentionContender& c, at::Device device, Times& times) {
   double forward;
   {
     at::NoGradGuard no_grad;
@@ -155,23 +153,17 @@ void take_turn(const Contender& c, at::Device device, Times& times) {
   times["forward_backward"].push_back(forward + backward);
 }
 
-/// Turns that are not counted: code is loaded, caches fill, and a GPU's clock settles.
-void warm_up(std::vector<Contender>& contenders, at::Device device) {
-  const auto start = std::chrono::steady_clock::now();
-  do {
-    for (auto& c : contenders) {
-      Times times;
-      take_turn(c, device, times);
-      c.forward_calls = calls_a_turn(device, times["forward"][0]);
-      c.backward_calls = calls_a_turn(device, times["backward"][0]);
-    }
-  } while (!device.is_cpu() && std::chrono::steady_clock::now() - start < kWarmUp);
-}
-
 void measure(const Problem& x, const AttentionOptions& options,
              const std::function<void(const AttentionMeasurement&)>& report) {
   auto contenders = make_contenders(x, make_tensors(x, options.seed), options.prune);
-  warm_up(contenders, x.device);
+  warm_up(x.device, [&] {
+    for (auto& c : contenders) {
+      Times times;
+      take_turn(c, x.device, times);
+      c.forward_calls = calls_a_turn(x.device, times["forward"][0]);
+      c.backward_calls = calls_a_turn(x.device, times["backward"][0]);
+    }
+  });
   std::vector<Times> times(contenders.size());
   for (int64_t turn = 0; turn < options.repetitions; ++turn) {
     for (const size_t i : order_of_turn(contenders.size(), turn)) take_turn(contenders[i], x.device, times[i]);

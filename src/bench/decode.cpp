@@ -16,8 +16,6 @@
 namespace fox::bench {
 namespace {
 
-constexpr std::chrono::milliseconds kWarmUp{500};  // until a GPU's clock has settled under the load
-
 /// Share of the keys that the last query keeps when pruning: whole blocks of 64, as the operator does.
 double kept_share(const at::Tensor& log_f_BTH, double bound) {
   constexpr int64_t kBlock = 64;
@@ -29,14 +27,14 @@ double kept_share(const at::Tensor& log_f_BTH, double bound) {
   return 1 - dropped.mean().item<double>() / static_cast<double>(keys);
 }
 
-struct Contender {
+struct DecodeContender {
   DecodeMeasurement line;
   std::function<void()> run;
   int64_t calls = 1;  // a turn
   std::vector<double> times = {};
 };
 
-std::vector<Contender> make_contenders(const DecodeOptions& x, at::Device device, int64_t keys, int64_t batch) {
+std::vector<DecodeContender> make_contenders(const DecodeOptions& x, at::Device device, int64_t keys, int64_t batch) {
   at::manual_seed(x.seed);
   const std::string dtype = !x.dtype.empty() ? x.dtype : device.is_cpu() ? "float32" : "bfloat16";
   const int64_t heads = x.heads > 0 ? x.heads : std::max<int64_t>(1, 1536 / x.head_dim);
@@ -63,7 +61,7 @@ std::vector<Contender> make_contenders(const DecodeOptions& x, at::Device device
                              .H = heads,
                              .D = x.head_dim};
   };
-  std::vector<Contender> all;
+  std::vector<DecodeContender> all;
   const std::string peer = device.is_cpu() ? "torch" : "cudnn";
   all.push_back({line("sdpa", "off", false, peer.c_str()), [=] {
                    const SdpKernel selected(peer);
@@ -86,11 +84,10 @@ std::vector<Contender> make_contenders(const DecodeOptions& x, at::Device device
   return all;
 }
 
-void measure(std::vector<Contender>& all, at::Device device, int64_t repetitions) {
-  const auto start = std::chrono::steady_clock::now();
-  do {
+void measure(std::vector<DecodeContender>& all, at::Device device, int64_t repetitions) {
+  warm_up(device, [&] {
     for (auto& c : all) c.calls = calls_a_turn(device, time_ms(device, c.calls, c.run));
-  } while (!device.is_cpu() && std::chrono::steady_clock::now() - start < kWarmUp);
+  });
   for (int64_t turn = 0; turn < repetitions; ++turn) {
     for (const size_t i : order_of_turn(all.size(), turn)) {
       all[i].times.push_back(time_ms(device, all[i].calls, all[i].run));

@@ -6,10 +6,10 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
 
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "bench/inputs.h"
 #include "bench/timing.h"
 #include "ops/add_rms_norm.h"
 #include "ops/attn_input.h"
@@ -212,14 +212,6 @@ ElementwiseMeasurement measure_lm_head(ElementwiseMeasurement line, at::ScalarTy
   line.op = "linear_cross_entropy", line.direction = "forward_backward";
   line.ms = quantile(times, 0.5), line.ms_spread = quantile(times, 0.75) - quantile(times, 0.25);
   return line;
-}
-
-at::ScalarType dtype_of(const std::string& name) {
-  static const std::map<std::string, at::ScalarType> types{
-      {"float32", at::kFloat}, {"float64", at::kDouble}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
-  const auto found = types.find(name);
-  if (found == types.end()) throw Error("unknown dtype '" + name + "'", "known: float32, float64, bfloat16, float16");
-  return found->second;
 }
 
 }  // namespace

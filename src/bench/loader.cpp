@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr int32_t kStart = 50256;
-constexpr int64_t kChunk = 2048, kDocumentTokens = 65536, kStoreChunk = 1 << 20;
+constexpr int64_t kArrayChunk = 2048, kDocumentTokens = 65536, kStoreChunk = 1 << 20;
 
 /// Ids as common as words are, so that they compress about as text does.
 std::vector<uint16_t> random_tokens(int64_t count, uint64_t seed) {
@@ -51,11 +51,11 @@ void write_array(const fs::path& dir, const data::ZarrMeta& meta, int64_t chunks
 /// One row of chunks: 2048 documents.
 void write_longcrawl64(const fs::path& dir) {
   data::ZarrMeta meta;
-  meta.shape = {kChunk, kDocumentTokens};
-  meta.chunks = {kChunk, kChunk};
+  meta.shape = {kArrayChunk, kDocumentTokens};
+  meta.chunks = {kArrayChunk, kArrayChunk};
   meta.dtype = "<u2";
   meta.blosc = data::ZarrMeta::Blosc{};
-  write_array(dir, meta, kDocumentTokens / kChunk, [](int64_t i) { return "0." + std::to_string(i); });
+  write_array(dir, meta, kDocumentTokens / kArrayChunk, [](int64_t i) { return "0." + std::to_string(i); });
 }
 
 void write_store(const fs::path& dir, int64_t tokens) {

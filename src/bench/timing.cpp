@@ -33,6 +33,13 @@ int64_t calls_a_turn(c10::Device device, double ms) {
   return device.is_cpu() ? 1 : std::clamp<int64_t>(std::llround(kTurnMs / std::max(ms, 1e-3)), 1, kMost);
 }
 
+void warm_up(c10::Device device, const std::function<void()>& round) {
+  const auto start = std::chrono::steady_clock::now();
+  do {
+    round();
+  } while (!device.is_cpu() && std::chrono::steady_clock::now() - start < std::chrono::seconds(1));
+}
+
 std::vector<size_t> order_of_turn(size_t count, int64_t turn) {
   std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), size_t{0});

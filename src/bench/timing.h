@@ -16,6 +16,9 @@ double time_ms(c10::Device device, int64_t calls, const std::function<void()>& w
 /// How many calls fill some milliseconds of a GPU, given what one takes; 1 on a CPU.
 int64_t calls_a_turn(c10::Device device, double ms);
 
+/// Calls `round` until a GPU's clock has settled under the load (1 s); once on a CPU: code is loaded and caches fill.
+void warm_up(c10::Device device, const std::function<void()>& round);
+
 /// Numbers from 0 to count - 1 in an order that depends on the turn alone. A GPU at its power limit carries heat and
 /// clock from one contender to the next: each should follow every other.
 std::vector<size_t> order_of_turn(size_t count, int64_t turn);
