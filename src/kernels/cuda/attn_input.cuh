@@ -1,7 +1,8 @@
-#include "kernels/cuda/attn_input.h"
+#pragma once
 
 #include <numeric>
 
+#include "kernels/cuda/attn_input.h"
 #include "kernels/cuda/vec.cuh"
 
 // A team of lanes has one head over a run of tokens. A lane holds the same elements of the head's two halves, which is
@@ -477,11 +478,11 @@ cudaError_t attn_input_backward(const AttnInputParams<T, A>& p, const T* dy, con
   return cudaGetLastError();
 }
 
-#define FOX_INSTANTIATE(T)                                                                                 \
+}  // namespace fox::cuda
+
+/// One file a dtype: each takes a minute to compile.
+#define FOX_INSTANTIATE_ATTN_INPUT(T)                                                                      \
   template cudaError_t attn_input<T, Compute<T>>(const AttnInputParams<T, Compute<T>>&, T*, cudaStream_t); \
   template int64_t attn_input_backward_partials<T, Compute<T>>(const AttnInputParams<T, Compute<T>>&);     \
   template cudaError_t attn_input_backward<T, Compute<T>>(const AttnInputParams<T, Compute<T>>&, const T*, \
                                                           const AttnInputGradients<T, Compute<T>>&, cudaStream_t);
-FOX_FOR_EACH_DTYPE(FOX_INSTANTIATE)
-
-}  // namespace fox::cuda

@@ -1,0 +1,5 @@
+#include "kernels/cuda/attn_input.cuh"
+
+namespace fox::cuda {
+FOX_INSTANTIATE_ATTN_INPUT(float)
+}  // namespace fox::cuda
