@@ -87,12 +87,14 @@ Contender delta_net(const Size& s) {
   const int64_t D = 128, H = s.width / D, n = s.chunks(H);
   const auto unit = [&] { return s.leaf(rms_normalised(s.random({H, D})) / std::sqrt(static_cast<double>(D))); };
   const auto q = unit(), k = unit(), v = s.leaf(s.random({H, D})), beta = s.gate(at::sigmoid(s.random({H})));
-  // Keys with keys, the triangular system for 2 D right sides, what is written, the state, weights, both reads.
+  // Keys with keys, the triangular system, what is written, the state, weights, both reads. The CPU goes from state to
+  // state and solves for the values that are written; the WY form of other devices solves for the keys too.
+  const int64_t right_sides = s.device.is_cpu() ? D : 2 * D;
   return {s.line("delta_net", H, D, D),
           [=] { return ops::delta_net(q, k, v, beta).o; },
           {q, k, v, beta},
           {{n, kChunk, D, kChunk},
-           {n, kChunk, kChunk, 2 * D},
+           {n, kChunk, kChunk, right_sides},
            {n, kChunk, D, D},
            {n, D, kChunk, D},
            {n, kChunk, D, kChunk},
@@ -121,19 +123,17 @@ Contender mamba(const Size& s) {
   return {s.line("mamba", 1, N, I), [=] { return ops::mamba(x, dt, a, b, c, d, options).o; }, {x, dt, a, b, c, d}, {}};
 }
 
-/// Milliseconds of at::matmul on a contender's products, summed over them.
-double products_ms(const std::vector<Product>& products, const Size& s, int64_t repetitions) {
-  const at::NoGradGuard no_grad;
-  double total = 0;
+/// A contender's products by at::matmul, each into a tensor of its own.
+std::function<void()> products_by_matmul(const std::vector<Product>& products, const Size& s) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> factors;
   for (const auto& p : products) {
-    const auto left = at::randn({p.count, p.m, p.k}).to(s.device, s.type);
-    const auto right = at::randn({p.count, p.k, p.n}).to(s.device, s.type);
-    at::matmul(left, right);
-    std::vector<double> ms;
-    for (int64_t i = 0; i < repetitions; ++i) ms.push_back(time_ms(s.device, 1, [&] { at::matmul(left, right); }));
-    total += quantile(ms, 0.5);
+    factors.emplace_back(at::randn({p.count, p.m, p.k}).to(s.device, s.type),
+                         at::randn({p.count, p.k, p.n}).to(s.device, s.type));
   }
-  return total;
+  return [factors] {
+    const at::NoGradGuard no_grad;
+    for (const auto& [left, right] : factors) at::matmul(left, right);
+  };
 }
 
 /// Calls `work` once; returns the most memory that it needed beside what was there, in MiB (CUDA only).
@@ -148,17 +148,21 @@ double peak_mib(at::Device device, const std::function<void()>& work) {
   return static_cast<double>(peak - before) / (1 << 20);
 }
 
-/// Forward without a graph; forward and backward.
-std::map<std::string, std::function<void()>> directions_of(const Contender& c) {
-  return {{"forward",
-           [&c] {
-             const at::NoGradGuard no_grad;
-             c.forward();
-           }},
-          {"forward_backward", [&c] {
-             const auto o = c.forward();
-             torch::autograd::grad({o}, c.inputs, {at::ones_like(o)});
-           }}};
+constexpr const char* kMatmul = "matmul";
+
+/// Forward without a graph; forward and backward; where products are compared, those of the forward pass by at::matmul.
+std::map<std::string, std::function<void()>> works_of(const Contender& c, const Size& s) {
+  std::map<std::string, std::function<void()>> works{{"forward",
+                                                      [&c] {
+                                                        const at::NoGradGuard no_grad;
+                                                        c.forward();
+                                                      }},
+                                                     {"forward_backward", [&c] {
+                                                        const auto o = c.forward();
+                                                        torch::autograd::grad({o}, c.inputs, {at::ones_like(o)});
+                                                      }}};
+  if (s.device.is_cpu() && !c.products.empty()) works[kMatmul] = products_by_matmul(c.products, s);
+  return works;
 }
 
 void put_times(MixersMeasurement& line, const std::vector<double>& ms) {
@@ -169,29 +173,31 @@ void put_times(MixersMeasurement& line, const std::vector<double>& ms) {
 void bench_length(const MixersOptions& x, const Size& s, const std::function<void(const MixersMeasurement&)>& report) {
   at::manual_seed(x.seed);
   const std::vector<Contender> all{forgetting_attn(s), mamba2(s), hgrn2(s), delta_net(s), mamba(s)};
+  std::vector<std::map<std::string, std::function<void()>>> works;
+  for (const auto& c : all) works.push_back(works_of(c, s));
   std::vector<std::map<std::string, std::vector<double>>> times(all.size());
   for (int64_t turn = 0; turn <= x.repetitions; ++turn) {
     for (size_t i = 0; i < all.size(); ++i) {
-      for (const auto& [direction, work] : directions_of(all[i])) {
+      for (const auto& [name, work] : works[i]) {
         const double ms = time_ms(s.device, 1, work);
-        if (turn > 0) times[i][direction].push_back(ms);
+        if (turn > 0) times[i][name].push_back(ms);
       }
     }
   }
   for (size_t i = 0; i < all.size(); ++i) {
-    const auto& c = all[i];
-    double flops = c.flops;
-    for (const auto& p : c.products) flops += p.flops();
-    const double matmul_ms = s.device.is_cpu() && !c.products.empty() ? products_ms(c.products, s, x.repetitions) : 0;
-    for (const auto& [direction, work] : directions_of(c)) {
-      auto line = c.line;
+    double flops = all[i].flops;
+    for (const auto& p : all[i].products) flops += p.flops();
+    for (const auto* direction : {"forward", "forward_backward"}) {
+      auto line = all[i].line;
       line.direction = direction, line.dtype = x.dtype;
       put_times(line, times[i][direction]);
       line.tokens_per_s = 1e3 * static_cast<double>(s.batch * s.length) / line.ms;
-      line.gflops = (direction == "forward" ? 1 : 3) * flops / line.ms / 1e6;
-      line.matmul_gflops = matmul_ms > 0 ? flops / matmul_ms / 1e6 : 0;
-      line.ratio = matmul_ms > 0 ? line.gflops / line.matmul_gflops : 0;
-      line.peak_mib = peak_mib(s.device, work);
+      line.gflops = (line.direction == "forward" ? 1 : 3) * flops / line.ms / 1e6;
+      if (const auto matmul = times[i].find(kMatmul); matmul != times[i].end()) {
+        line.matmul_gflops = flops / quantile(matmul->second, 0.5) / 1e6;
+        line.ratio = line.gflops / line.matmul_gflops;
+      }
+      line.peak_mib = peak_mib(s.device, works[i][direction]);
       report(line);
     }
   }

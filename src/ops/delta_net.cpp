@@ -2,8 +2,9 @@
 
 #include <cmath>
 
+#include "kernels/cpu/delta_net.h"
 #include "ops/common.h"
-#include "ops/scan_op.h"
+#include "ops/scan_cpu.h"
 
 namespace fox::ops {
 namespace {
@@ -70,7 +71,7 @@ struct Documents {
 
 at::Tensor times(const at::Tensor& x, const at::Tensor& mask) { return mask.defined() ? x * mask : x; }
 
-/// q, k, v, beta, starts_1T.
+/// q, k, v, beta, starts_1T, in ATen calls for devices and dtypes that have no kernel.
 RecurrenceResult run_delta_net(at::TensorList inputs, const at::Tensor& first, int64_t chunk_size) {
   const int64_t length = inputs[0].size(1), chunk = std::min(chunk_size, length), key_size = inputs[0].size(3);
   const Documents documents(inputs[4], chunk, first.scalar_type());
@@ -104,6 +105,70 @@ RecurrenceResult run_delta_net(at::TensorList inputs, const at::Tensor& first, i
 /// Both right sides of the triangular systems, of all heads.
 int64_t delta_net_chunk_numbers(at::TensorList inputs, int64_t chunk) {
   return inputs[0].size(0) * inputs[0].size(2) * chunk * (inputs[0].size(3) + inputs[2].size(3));
+}
+
+/// The tensors as the CPU kernel reads them; they must outlive its parameters.
+struct DeltaNetKernelInputs {
+  at::Tensor q, k, v, beta, starts, first;
+
+  DeltaNetKernelInputs(at::TensorList inputs, const at::Tensor& first_in) : first(first_in.contiguous()) {
+    const auto rows = [&](const at::Tensor& x) { return packed_rows(x, first.scalar_type()); };
+    q = rows(inputs[0]), k = rows(inputs[1]), v = rows(inputs[2]), beta = rows(inputs[3].unsqueeze(-1));
+    starts = inputs[4].contiguous();
+  }
+  const bool* starts_or_null() const { return starts.size(1) > 0 ? starts.const_data_ptr<bool>() : nullptr; }
+  template <class T>
+  kernels::DeltaNetParams<T> params() const {
+    return {.q = head_rows<T>(q),
+            .k = head_rows<T>(k),
+            .v = head_rows<T>(v),
+            .beta = head_rows<T>(beta),
+            .starts = starts_or_null(),
+            .first = first.const_data_ptr<T>(),
+            .batch = q.size(0),
+            .length = q.size(1),
+            .heads = q.size(2),
+            .keys = q.size(3),
+            .values = v.size(3),
+            .scale = static_cast<T>(score_scale(q))};
+  }
+};
+
+ScanResult delta_net_forward_cpu(at::TensorList inputs, const at::Tensor& first, int64_t) {
+  const DeltaNetKernelInputs in(inputs, first);
+  const auto o = at::empty(in.v.sizes(), in.v.options()), last = at::empty_like(in.first);
+  const auto kept = room_for_states(kernels::delta_net_kept(in.q.size(1), in.starts_or_null()), in.first);
+  dispatch_real(first.scalar_type(), [&]<class T>() {
+    kernels::delta_net(in.params<T>(), mutable_head_rows<T>(o), last.mutable_data_ptr<T>(), kept.mutable_data_ptr<T>());
+  });
+  return {cast(o, inputs[2].scalar_type()), last, kept};
+}
+
+ScanGradients delta_net_backward_cpu(const at::Tensor& d_o, const at::Tensor& dlast, at::TensorList inputs,
+                                     const at::Tensor& first, const at::Tensor& kept, int64_t) {
+  const DeltaNetKernelInputs in(inputs, first);
+  const auto grad = packed_rows(d_o, first.scalar_type()), grad_last = dlast.contiguous();
+  const auto dq = room_for_gradient(in.q), dk = room_for_gradient(in.k), dv = room_for_gradient(in.v);
+  const auto dbeta = room_for_gradient(in.beta), dfirst = at::empty_like(in.first);
+  dispatch_real(first.scalar_type(), [&]<class T>() {
+    kernels::delta_net_backward(in.params<T>(), kept.const_data_ptr<T>(),
+                                kernels::DeltaNetGradients<T>{.d_o = head_rows<T>(grad),
+                                                              .dlast = grad_last.const_data_ptr<T>(),
+                                                              .dq = mutable_head_rows<T>(dq),
+                                                              .dk = mutable_head_rows<T>(dk),
+                                                              .dv = mutable_head_rows<T>(dv),
+                                                              .dbeta = mutable_head_rows<T>(dbeta),
+                                                              .dfirst = dfirst.mutable_data_ptr<T>()});
+  });
+  const auto as_input = [&](const at::Tensor& x, size_t i) { return cast(x, inputs[i].scalar_type()); };
+  return {
+      {as_input(dq, 0), as_input(dk, 1), as_input(dv, 2), as_input(dbeta.squeeze(-1), 3), at::empty_like(inputs[4])},
+      dfirst};
+}
+
+TORCH_LIBRARY_IMPL(fox, CPU, m) {
+  m.impl("delta_net_scan", delta_net_forward_cpu);
+  m.impl("delta_net_scan_backward", delta_net_backward_cpu);
 }
 
 }  // namespace

@@ -3,8 +3,9 @@
 #include <bit>
 #include <cmath>
 
+#include "kernels/cpu/hgrn2.h"
 #include "ops/common.h"
-#include "ops/scan_op.h"
+#include "ops/scan_cpu.h"
 
 namespace fox::ops {
 namespace {
@@ -68,7 +69,7 @@ WithinChunk within_chunk(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return result;
 }
 
-/// q, k, v, log_g.
+/// q, k, v, log_g, in ATen calls for devices and dtypes that have no kernel.
 RecurrenceResult run_hgrn2(at::TensorList inputs, const at::Tensor& state, int64_t chunk_size) {
   const int64_t length = inputs[0].size(1);
   const auto chunk = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::min(chunk_size, length))));
@@ -85,6 +86,66 @@ RecurrenceResult run_hgrn2(at::TensorList inputs, const at::Tensor& state, int64
 /// q with the gates of a level, of all heads.
 int64_t hgrn2_chunk_numbers(at::TensorList inputs, int64_t chunk) {
   return inputs[0].size(0) * inputs[0].size(2) * chunk * inputs[0].size(3);
+}
+
+/// The tensors as the CPU kernel reads them; they must outlive its parameters.
+struct Hgrn2KernelInputs {
+  at::Tensor q, k, v, log_g, first;
+
+  Hgrn2KernelInputs(at::TensorList inputs, const at::Tensor& first_in) : first(first_in.contiguous()) {
+    const auto rows = [&](size_t i) { return packed_rows(inputs[i], first.scalar_type()); };
+    q = rows(0), k = rows(1), v = rows(2), log_g = rows(3);
+  }
+  template <class T>
+  kernels::Hgrn2Params<T> params() const {
+    return {.q = head_rows<T>(q),
+            .k = head_rows<T>(k),
+            .log_g = head_rows<T>(log_g),
+            .v = head_rows<T>(v),
+            .first = first.const_data_ptr<T>(),
+            .batch = q.size(0),
+            .length = q.size(1),
+            .heads = q.size(2),
+            .keys = q.size(3),
+            .values = v.size(3),
+            .scale = static_cast<T>(score_scale(q))};
+  }
+};
+
+ScanResult hgrn2_forward_cpu(at::TensorList inputs, const at::Tensor& first, int64_t) {
+  const Hgrn2KernelInputs in(inputs, first);
+  const auto o = at::empty(in.v.sizes(), in.v.options()), last = at::empty_like(in.first);
+  const auto kept = room_for_states(kernels::kept_states(kernels::chunks_of(in.q.size(1))), in.first);
+  dispatch_real(first.scalar_type(), [&]<class T>() {
+    kernels::hgrn2(in.params<T>(), mutable_head_rows<T>(o), last.mutable_data_ptr<T>(), kept.mutable_data_ptr<T>());
+  });
+  return {cast(o, inputs[2].scalar_type()), last, kept};
+}
+
+ScanGradients hgrn2_backward_cpu(const at::Tensor& d_o, const at::Tensor& dlast, at::TensorList inputs,
+                                 const at::Tensor& first, const at::Tensor& kept, int64_t) {
+  const Hgrn2KernelInputs in(inputs, first);
+  const auto grad = packed_rows(d_o, first.scalar_type()), grad_last = dlast.contiguous();
+  const auto dq = room_for_gradient(in.q), dk = room_for_gradient(in.k), dv = room_for_gradient(in.v),
+             dlog_g = room_for_gradient(in.log_g);
+  const auto dfirst = at::empty_like(in.first);
+  dispatch_real(first.scalar_type(), [&]<class T>() {
+    kernels::hgrn2_backward(in.params<T>(), kept.const_data_ptr<T>(),
+                            kernels::Hgrn2Gradients<T>{.d_o = head_rows<T>(grad),
+                                                       .dlast = grad_last.const_data_ptr<T>(),
+                                                       .dq = mutable_head_rows<T>(dq),
+                                                       .dk = mutable_head_rows<T>(dk),
+                                                       .dlog_g = mutable_head_rows<T>(dlog_g),
+                                                       .dv = mutable_head_rows<T>(dv),
+                                                       .dfirst = dfirst.mutable_data_ptr<T>()});
+  });
+  const auto as_input = [&](const at::Tensor& x, size_t i) { return cast(x, inputs[i].scalar_type()); };
+  return {{as_input(dq, 0), as_input(dk, 1), as_input(dv, 2), as_input(dlog_g, 3)}, dfirst};
+}
+
+TORCH_LIBRARY_IMPL(fox, CPU, m) {
+  m.impl("hgrn2_scan", hgrn2_forward_cpu);
+  m.impl("hgrn2_scan_backward", hgrn2_backward_cpu);
 }
 
 }  // namespace

@@ -3,8 +3,9 @@
 #include <bit>
 #include <limits>
 
+#include "kernels/cpu/mamba2.h"
 #include "ops/common.h"
-#include "ops/scan_op.h"
+#include "ops/scan_cpu.h"
 
 namespace fox::ops {
 namespace {
@@ -87,7 +88,7 @@ at::Tensor in_chunks(const at::Tensor& x, int64_t chunk) {
 }
 
 /// x, dt, log_decay, b, c; d. Heads share b and c, so all heads' states of a chunk are read and written as one matrix
-/// (N, H P): two large products a chunk instead of two small ones a head.
+/// (N, H P): two large products a chunk instead of two small ones a head. For devices and dtypes that have no kernel.
 RecurrenceResult run_mamba2(at::TensorList inputs, const at::Tensor& state_BHPN, int64_t chunk_size) {
   const int64_t length = inputs[0].size(1), heads = inputs[0].size(2);
   const auto chunk = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::min(chunk_size, length))));
@@ -112,6 +113,75 @@ RecurrenceResult run_mamba2(at::TensorList inputs, const at::Tensor& state_BHPN,
 /// A decay for every pair of tokens, of all heads.
 int64_t mamba2_chunk_numbers(at::TensorList inputs, int64_t chunk) {
   return inputs[0].size(0) * inputs[0].size(2) * chunk * chunk;
+}
+
+/// The tensors as the CPU kernel reads them; they must outlive its parameters.
+struct Mamba2KernelInputs {
+  at::Tensor x, dt, log_decay, b, c, d, first;
+
+  Mamba2KernelInputs(at::TensorList inputs, const at::Tensor& first_in) : first(first_in.contiguous()) {
+    const auto rows = [&](const at::Tensor& t) { return packed_rows(t, first.scalar_type()); };
+    x = rows(inputs[0]), dt = rows(inputs[1].unsqueeze(-1)), log_decay = rows(inputs[2].unsqueeze(-1));
+    b = rows(inputs[3].unsqueeze(2)), c = rows(inputs[4].unsqueeze(2));
+    d = cast(inputs[5], first.scalar_type()).contiguous();
+  }
+  template <class T>
+  kernels::Mamba2Params<T> params() const {
+    return {.x = head_rows<T>(x),
+            .dt = head_rows<T>(dt),
+            .log_decay = head_rows<T>(log_decay),
+            .b = head_rows<T>(b),
+            .c = head_rows<T>(c),
+            .d = d.const_data_ptr<T>(),
+            .first = first.const_data_ptr<T>(),
+            .batch = x.size(0),
+            .length = x.size(1),
+            .heads = x.size(2),
+            .width = x.size(3),
+            .states = b.size(3)};
+  }
+};
+
+ScanResult mamba2_forward_cpu(at::TensorList inputs, const at::Tensor& first, int64_t) {
+  const Mamba2KernelInputs in(inputs, first);
+  const auto y = at::empty(in.x.sizes(), in.x.options()), last = at::empty_like(in.first);
+  const auto kept = room_for_states(kernels::kept_states(kernels::chunks_of(in.x.size(1))), in.first);
+  dispatch_real(first.scalar_type(), [&]<class T>() {
+    kernels::mamba2(in.params<T>(), mutable_head_rows<T>(y), last.mutable_data_ptr<T>(), kept.mutable_data_ptr<T>());
+  });
+  return {cast(y, inputs[0].scalar_type()), last, kept};
+}
+
+ScanGradients mamba2_backward_cpu(const at::Tensor& dy, const at::Tensor& dlast, at::TensorList inputs,
+                                  const at::Tensor& first, const at::Tensor& kept, int64_t) {
+  const Mamba2KernelInputs in(inputs, first);
+  const auto grad = packed_rows(dy, first.scalar_type()), grad_last = dlast.contiguous();
+  const auto dx = room_for_gradient(in.x), ddt = room_for_gradient(in.dt), dlog_decay = room_for_gradient(in.log_decay);
+  auto of_tasks = in.b.sizes().vec();  // (B, T, tasks, N)
+  of_tasks[2] = kernels::mamba2_tasks(in.x.size(0), in.x.size(2));
+  const auto db = at::empty(of_tasks, in.b.options()), dc = at::empty(of_tasks, in.c.options());
+  const auto dd = at::empty({in.x.size(0), in.x.size(2)}, in.d.options()), dfirst = at::empty_like(in.first);
+  dispatch_real(first.scalar_type(), [&]<class T>() {
+    kernels::mamba2_backward(in.params<T>(), kept.const_data_ptr<T>(),
+                             kernels::Mamba2Gradients<T>{.dy = head_rows<T>(grad),
+                                                         .dlast = grad_last.const_data_ptr<T>(),
+                                                         .dx = mutable_head_rows<T>(dx),
+                                                         .ddt = mutable_head_rows<T>(ddt),
+                                                         .dlog_decay = mutable_head_rows<T>(dlog_decay),
+                                                         .db = mutable_head_rows<T>(db),
+                                                         .dc = mutable_head_rows<T>(dc),
+                                                         .dd = dd.mutable_data_ptr<T>(),
+                                                         .dfirst = dfirst.mutable_data_ptr<T>()});
+  });
+  const auto as_input = [&](const at::Tensor& t, size_t i) { return cast(t, inputs[i].scalar_type()); };
+  return {{as_input(dx, 0), as_input(ddt.squeeze(-1), 1), as_input(dlog_decay.squeeze(-1), 2), as_input(db.sum(2), 3),
+           as_input(dc.sum(2), 4), as_input(dd.sum(0), 5)},
+          dfirst};
+}
+
+TORCH_LIBRARY_IMPL(fox, CPU, m) {
+  m.impl("mamba2_scan", mamba2_forward_cpu);
+  m.impl("mamba2_scan_backward", mamba2_backward_cpu);
 }
 
 }  // namespace

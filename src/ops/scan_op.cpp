@@ -1,45 +1,17 @@
 #include "ops/scan_op.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
-#include <omp.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#if defined(__SSE__)
-#include <xmmintrin.h>
-#endif
 
 #include "base/error.h"
 #include "ops/common.h"
 
 namespace fox::ops {
 namespace {
-
-/// While it lives, the threads that compute take numbers below float's normal range (10^-38) for 0. Products of decays
-/// end there all the time, and a product with such an operand costs a hundred cycles: Mamba-2 took three times as long.
-class FlushDenormals {
- public:
-#if defined(__SSE__)
-  FlushDenormals() : before_(_mm_getcsr()) { set(before_ | kFlushToZero | kDenormalsAreZero); }
-  ~FlushDenormals() { set(before_); }
-
- private:
-  static constexpr unsigned kFlushToZero = 0x8000, kDenormalsAreZero = 0x0040;
-  static void set(unsigned state) {
-    const int threads = omp_in_parallel() ? 1 : at::get_num_threads();
-#pragma omp parallel num_threads(threads)
-    _mm_setcsr(state);
-  }
-  const unsigned before_;
-#else
-  FlushDenormals() = default;
-#endif
-  FlushDenormals(const FlushDenormals&) = delete;
-  FlushDenormals& operator=(const FlushDenormals&) = delete;
-};
 
 std::vector<at::Tensor> inputs_of_piece(const ScanOp& op, at::TensorList inputs, int64_t start, int64_t length) {
   std::vector<at::Tensor> piece;
@@ -52,11 +24,10 @@ std::vector<at::Tensor> inputs_of_piece(const ScanOp& op, at::TensorList inputs,
 
 /// Where pieces start, and how long they are. Both passes find the same ones.
 struct Pieces {
-  static constexpr int64_t kCudaNumbers = 1 << 26;  // a GPU wants fewer and larger calls
   int64_t length, size;
   Pieces(const ScanOp& op, at::TensorList inputs, int64_t chunk_size) : length(inputs[op.values].size(1)) {
     const int64_t chunk = std::min(chunk_size, length), numbers = std::max<int64_t>(1, op.chunk_numbers(inputs, chunk));
-    const int64_t chunks = (inputs[0].is_cpu() ? kPieceNumbers : kCudaNumbers) / numbers;
+    const int64_t chunks = kPieceNumbers / numbers;
     size = std::min(length, std::max<int64_t>(1, chunks) * chunk);
   }
   int64_t count() const { return (length + size - 1) / size; }
@@ -127,17 +98,6 @@ class Scan : public torch::autograd::Function<Scan> {
 };
 
 template <const ScanOp& kOp>
-ScanResult scan_op_forward_cpu(at::TensorList inputs, const at::Tensor& first, int64_t chunk_size) {
-  const FlushDenormals flush;
-  return scan_in_pieces(kOp, inputs, first, chunk_size);
-}
-template <const ScanOp& kOp>
-ScanGradients scan_op_backward_cpu(const at::Tensor& d_o, const at::Tensor& dlast, at::TensorList inputs,
-                                   const at::Tensor& first, const at::Tensor& kept, int64_t chunk_size) {
-  const FlushDenormals flush;
-  return scan_in_pieces_backward(kOp, d_o, dlast, inputs, first, kept, chunk_size);
-}
-template <const ScanOp& kOp>
 ScanResult scan_op_forward_meta(at::TensorList inputs, const at::Tensor& first, int64_t) {
   return {at::empty(inputs[kOp.values].sizes(), inputs[kOp.values].options()), at::empty_like(first),
           at::empty({0}, first.options())};
@@ -155,7 +115,7 @@ ScanResult scan_op_forward_autograd(at::TensorList inputs, const at::Tensor& fir
   return {result.o, result.state, at::empty({0}, first.options().requires_grad(false))};
 }
 
-template <const ScanOp& kOp, bool kInPieces = true>
+template <const ScanOp& kOp>
 void define(torch::Library& m) {
   const std::string name = kOp.scan + std::string("fox::").size(), backward = name + "_backward";
   const auto schema = name + "(Tensor[] inputs, Tensor first, int chunk_size) -> (Tensor o, Tensor last, Tensor kept)";
@@ -164,10 +124,6 @@ void define(torch::Library& m) {
                                "int chunk_size) -> (Tensor[] dinputs, Tensor dfirst)";
   m.def(schema.c_str());
   m.def(backward_schema.c_str());
-  if constexpr (kInPieces) {
-    m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::CPU, &scan_op_forward_cpu<kOp>));
-    m.impl(backward.c_str(), torch::dispatch(c10::DispatchKey::CPU, &scan_op_backward_cpu<kOp>));
-  }
   m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Meta, &scan_op_forward_meta<kOp>));
   m.impl(backward.c_str(), torch::dispatch(c10::DispatchKey::Meta, &scan_op_backward_meta<kOp>));
   m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd, &scan_op_forward_autograd<kOp>));
@@ -178,7 +134,7 @@ TORCH_LIBRARY_FRAGMENT(fox, m) {
   define<kHgrn2Scan>(m);
   define<kDeltaNetScan>(m);
   define<kMamba2Scan>(m);
-  define<kMambaScan, /*kInPieces=*/false>(m);
+  define<kMambaScan>(m);
 }
 
 }  // namespace

@@ -10,8 +10,8 @@
 
 /// How a linear recurrence becomes an operator of the dispatcher, fox::NAME_scan with fox::NAME_scan_backward. A
 /// recurrence is given as one function in ATen calls (ScanOp::run); it is computed piece by piece of time, only the
-/// states between pieces are kept, and the backward pass runs each piece again under autograd. That is its CPU side,
-/// and what its CUDA side falls back to for shapes and dtypes that have no kernel.
+/// states between pieces are kept, and the backward pass runs each piece again under autograd. That is what devices fall
+/// back to for shapes and dtypes that have no kernel; on the CPU everything has one.
 namespace fox::ops {
 
 struct ScanOp {
@@ -20,15 +20,15 @@ struct ScanOp {
   const char* backward;  ///< "fox::NAME_scan_backward"
   size_t in_time;        ///< so many inputs, the first ones, are (B, T, ...) or empty; the others have no time
   size_t values;         ///< the input whose shape and dtype the output has
-  /// Numbers in the largest tensor that a chunk needs; a piece has as many chunks as keep these in a cache.
+  /// Numbers in the largest tensor that a chunk needs; a piece has as many chunks as keep it at kPieceNumbers.
   int64_t (*chunk_numbers)(at::TensorList inputs, int64_t chunk_size);
   /// Tokens of a piece, from `state` on, chunk_size at a time; the state in the dtype of the computation.
   /// Differentiable.
   RecurrenceResult (*run)(at::TensorList inputs, const at::Tensor& state, int64_t chunk_size);
 };
 
-/// So many numbers may the largest tensor of a piece have: 2 MB of float32, about a core's share of cache.
-constexpr int64_t kPieceNumbers = 1 << 19;
+/// So many numbers may the largest tensor of a piece have: a GPU wants few and large calls.
+constexpr int64_t kPieceNumbers = 1 << 26;
 
 using ScanResult = std::tuple<at::Tensor, at::Tensor, at::Tensor>;      ///< o, last state, what the backward pass needs
 using ScanGradients = std::tuple<std::vector<at::Tensor>, at::Tensor>;  ///< of the inputs (empty: none), of `first`

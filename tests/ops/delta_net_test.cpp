@@ -6,16 +6,16 @@ namespace fox::ops {
 namespace {
 
 // Keys and queries of length 1, beta = sigmoid(N(mean, 2)).
-test::RecurrenceCase delta_net_case(double mean = 0) {
+test::RecurrenceCase delta_net_case(double mean = 0, int64_t K = 5, int64_t V = 3) {
   return {
       [](const test::Tensors& x, const RecurrenceOptions& o) { return delta_net(x[0], x[1], x[2], x[3], o); },
       [](const test::Tensors& x, const RecurrenceOptions& o) { return delta_net_reference(x[0], x[1], x[2], x[3], o); },
       [=](int64_t B, int64_t T) -> test::Tensors {
         const auto unit = [&] {
-          const auto x = at::randn({B, T, 2, 5}, at::kDouble);
+          const auto x = at::randn({B, T, 2, K}, at::kDouble);
           return x / x.norm(2, -1, true);
         };
-        return {unit(), unit(), at::randn({B, T, 2, 3}, at::kDouble),
+        return {unit(), unit(), at::randn({B, T, 2, V}, at::kDouble),
                 at::sigmoid(at::randn({B, T, 2}, at::kDouble) * 2 + mean)};
       },
       4};
@@ -26,6 +26,15 @@ TEST(DeltaNet, DocumentsStandAlone) { test::expect_documents_stand_alone(delta_n
 TEST(DeltaNet, PaddingLeavesNoTrace) { test::expect_padding_leaves_no_trace(delta_net_case()); }
 TEST(DeltaNet, PiecesContinue) { test::expect_pieces_continue(delta_net_case()); }
 TEST(DeltaNet, Precision) { test::expect_precision(delta_net_case(), "delta_net"); }
+TEST(DeltaNet, EverySimdPathAgrees) { test::expect_every_simd_path_agrees(delta_net_case(0, 70, 37)); }
+TEST(DeltaNet, PiecesAgree) {
+  at::manual_seed(13);
+  const auto x = delta_net_case().make(2, 75);
+  const auto first = at::randn({2, 2, 5, 3}, at::kDouble);
+  test::expect_pieces_agree(kDeltaNetScan, {x[0], x[1], x[2], x[3], at::empty({1, 0}, at::kBool)}, first);
+  const auto starts = (at::arange(75) % 20 == 7).unsqueeze(0);
+  test::expect_pieces_agree(kDeltaNetScan, {x[0], x[1], x[2], x[3], starts}, first);
+}
 TEST(DeltaNet, RefusesMisuse) { test::expect_recurrence_refuses_misuse(delta_net_case()); }
 
 // More tokens than channels, all written in full: every token overwrites what others left.

@@ -6,12 +6,12 @@ namespace fox::ops {
 namespace {
 
 // Gates N(mean, spread) before the sigmoid; keys 1 - g as in HGRN2.
-test::RecurrenceCase hgrn2_case(double mean, double spread = 2) {
+test::RecurrenceCase hgrn2_case(double mean, double spread = 2, int64_t K = 5, int64_t V = 3) {
   return {[](const test::Tensors& x, const RecurrenceOptions& o) { return hgrn2(x[0], x[1], x[2], x[3], o); },
           [](const test::Tensors& x, const RecurrenceOptions& o) { return hgrn2_reference(x[0], x[1], x[2], x[3], o); },
           [=](int64_t B, int64_t T) -> test::Tensors {
-            const auto log_g = at::log_sigmoid(at::randn({B, T, 2, 5}, at::kDouble) * spread + mean);
-            return {at::randn({B, T, 2, 5}, at::kDouble), 1 - log_g.exp(), at::randn({B, T, 2, 3}, at::kDouble), log_g};
+            const auto log_g = at::log_sigmoid(at::randn({B, T, 2, K}, at::kDouble) * spread + mean);
+            return {at::randn({B, T, 2, K}, at::kDouble), 1 - log_g.exp(), at::randn({B, T, 2, V}, at::kDouble), log_g};
           },
           4};
 }
@@ -23,6 +23,12 @@ TEST(Hgrn2, PiecesContinue) { test::expect_pieces_continue(hgrn2_case(2)); }
 TEST(Hgrn2, Precision) {
   test::expect_precision(hgrn2_case(2), "gates of training");
   test::expect_precision(hgrn2_case(8), "gates that hardly forget");
+}
+TEST(Hgrn2, EverySimdPathAgrees) { test::expect_every_simd_path_agrees(hgrn2_case(2, 2, 70, 37)); }
+TEST(Hgrn2, PiecesAgree) {
+  at::manual_seed(13);
+  const auto x = hgrn2_case(2).make(2, 75);
+  test::expect_pieces_agree(kHgrn2Scan, {x[0], x[1], x[2], x[3]}, at::randn({2, 2, 5, 3}, at::kDouble));
 }
 TEST(Hgrn2, RefusesMisuse) { test::expect_recurrence_refuses_misuse(hgrn2_case(2)); }
 

@@ -5,17 +5,17 @@
 namespace fox::ops {
 namespace {
 
-// Three heads of 4 channels, 5 state channels; time steps softplus(N(mean, 2)), decay rates from 1 to 3.
-test::RecurrenceCase mamba2_case(double mean = -2) {
+// H heads of P channels, N state channels; time steps softplus(N(mean, 2)), decay rates from 1 to 3.
+test::RecurrenceCase mamba2_case(double mean = -2, int64_t H = 3, int64_t P = 4, int64_t N = 5) {
   return {
       [](const test::Tensors& x, const RecurrenceOptions& o) { return mamba2(x[0], x[1], x[4], x[2], x[3], x[5], o); },
       [](const test::Tensors& x, const RecurrenceOptions& o) {
         return mamba2_reference(x[0], x[1], x[4], x[2], x[3], x[5], o);
       },
       [=](int64_t B, int64_t T) -> test::Tensors {
-        return {at::randn({B, T, 3, 4}, at::kDouble), at::softplus(at::randn({B, T, 3}, at::kDouble) * 2 + mean),
-                at::randn({B, T, 5}, at::kDouble),    at::randn({B, T, 5}, at::kDouble),
-                -at::linspace(1, 3, 3, at::kDouble),  at::randn({3}, at::kDouble)};
+        return {at::randn({B, T, H, P}, at::kDouble), at::softplus(at::randn({B, T, H}, at::kDouble) * 2 + mean),
+                at::randn({B, T, N}, at::kDouble),    at::randn({B, T, N}, at::kDouble),
+                -at::linspace(1, 3, H, at::kDouble),  at::randn({H}, at::kDouble)};
       },
       4};
 }
@@ -25,6 +25,14 @@ TEST(Mamba2, DocumentsStandAlone) { test::expect_documents_stand_alone(mamba2_ca
 TEST(Mamba2, PaddingLeavesNoTrace) { test::expect_padding_leaves_no_trace(mamba2_case()); }
 TEST(Mamba2, PiecesContinue) { test::expect_pieces_continue(mamba2_case()); }
 TEST(Mamba2, Precision) { test::expect_precision(mamba2_case(), "mamba2"); }
+// Nine heads are two tasks, which share b and c.
+TEST(Mamba2, EverySimdPathAgrees) { test::expect_every_simd_path_agrees(mamba2_case(-2, 9, 70, 21)); }
+TEST(Mamba2, PiecesAgree) {
+  at::manual_seed(13);
+  const auto x = mamba2_case().make(2, 75);
+  test::expect_pieces_agree(kMamba2Scan, {x[0], x[1], x[1] * x[4], x[2], x[3], x[5]},
+                            at::randn({2, 3, 4, 5}, at::kDouble));
+}
 TEST(Mamba2, RefusesMisuse) { test::expect_recurrence_refuses_misuse(mamba2_case()); }
 
 // A time step of hundreds leaves nothing of the past: exp(-1000) is 0, and its gradient too.

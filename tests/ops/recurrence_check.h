@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "ops/recurrence.h"
+#include "ops/scan_op.h"
 #include "support/errors.h"
 #include "support/op_check.h"
 
@@ -92,6 +94,66 @@ inline void expect_documents_stand_alone(const RecurrenceCase& c, double relativ
   }
 }
 
+/// In float32 as good as token by token in float32; bfloat16 inputs keep a float32 state and are as good as that.
+inline void expect_precision(const RecurrenceCase& c, const std::string& what) {
+  at::manual_seed(8);
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    Tensors rounded, exact;
+    for (const auto& x : c.make(2, 130)) {
+      rounded.push_back(x.to(type));
+      exact.push_back(rounded.back().to(at::kDouble));
+    }
+    const auto expected = c.reference(exact, {});
+    const auto ours = c.op(rounded, {}), naive = c.reference(rounded, {});
+    EXPECT_EQ(ours.o.scalar_type(), type);
+    EXPECT_EQ(ours.state.scalar_type(), at::kFloat);
+    expect_as_good_as_naive(ours.o, naive.o, expected.o, what + ", o", 4e-7);
+    expect_as_good_as_naive(ours.state, naive.state, expected.state, what + ", state", 4e-7);
+  }
+}
+
+/// On every instruction set, over more chunks than a kept state serves and, given such a case, more channels than the
+/// register block of a product has: several vectors and a part of one.
+inline void expect_every_simd_path_agrees(const RecurrenceCase& c, double relative = 1e-11) {
+  on_every_simd_path([&](const std::string& path) {
+    at::manual_seed(12);
+    ops::RecurrenceOptions options;
+    const auto long_inputs = c.make(1, 333);
+    options.initial_state = random_state(c, long_inputs);
+    expect_same_values(c, long_inputs, options, relative, path + ", one sequence");
+    const int threads = at::get_num_threads();
+    at::set_num_threads(3);
+    expect_same_values(c, long_inputs, options, relative, path + ", three threads");
+    at::set_num_threads(threads);
+    ops::RecurrenceOptions packed;
+    packed.cu_seqlens = at::tensor({0, 3, 67, 70, 150}, at::kLong);
+    expect_same_values(c, c.make(1, 150), packed, relative, path + ", packed");
+    expect_precision(c, path);
+  });
+}
+
+/// What a device without a kernel computes, the operator piece by piece in ATen calls, is what the kernel computes.
+/// inputs: of the operator fox::NAME_scan.
+inline void expect_pieces_agree(const ops::ScanOp& op, const Tensors& inputs, const at::Tensor& first,
+                                double relative = 1e-11) {
+  constexpr int64_t kChunkSize = 32;
+  Tensors leaves;
+  for (const auto& x : inputs) leaves.push_back(x.detach().requires_grad_(x.is_floating_point()));
+  const auto first_leaf = first.detach().requires_grad_();
+  const auto result = ops::scan(op, leaves, first_leaf, kChunkSize);
+  const auto d_o = at::randn_like(result.o.detach()), dlast = at::randn_like(result.state.detach());
+  ((result.o * d_o).sum() + (result.state * dlast).sum()).backward();
+  const auto [o, last, kept] = ops::scan_in_pieces(op, inputs, first, kChunkSize);
+  const auto [gradients, dfirst] = ops::scan_in_pieces_backward(op, d_o, dlast, inputs, first, kept, kChunkSize);
+  expect_close(result.o.detach(), o, relative, 1e-13, "o");
+  expect_close(result.state.detach(), last, relative, 1e-13, "state");
+  expect_close(first_leaf.grad(), dfirst, relative, 1e-13, "gradient of the first state");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].is_floating_point()) continue;
+    expect_close(leaves[i].grad(), gradients[i], relative, 1e-13, fmt::format("gradient of input {}", i));
+  }
+}
+
 /// Left padding full of NaN: output, state and gradients are those of the tokens behind it.
 inline void expect_padding_leaves_no_trace(const RecurrenceCase& c, double relative = 1e-11) {
   at::manual_seed(5);
@@ -146,24 +208,6 @@ inline void expect_pieces_continue(const RecurrenceCase& c, double relative = 1e
   }
   expect_close(at::cat(parts, 1), whole.o, relative, 0, "o of pieces");
   expect_close(*options.initial_state, whole.state, relative, 0, "state after pieces");
-}
-
-/// In float32 as good as token by token in float32; bfloat16 inputs keep a float32 state and are as good as that.
-inline void expect_precision(const RecurrenceCase& c, const std::string& what) {
-  at::manual_seed(8);
-  for (const auto type : {at::kFloat, at::kBFloat16}) {
-    Tensors rounded, exact;
-    for (const auto& x : c.make(2, 130)) {
-      rounded.push_back(x.to(type));
-      exact.push_back(rounded.back().to(at::kDouble));
-    }
-    const auto expected = c.reference(exact, {});
-    const auto ours = c.op(rounded, {}), naive = c.reference(rounded, {});
-    EXPECT_EQ(ours.o.scalar_type(), type);
-    EXPECT_EQ(ours.state.scalar_type(), at::kFloat);
-    expect_as_good_as_naive(ours.o, naive.o, expected.o, what + ", o", 4e-7);
-    expect_as_good_as_naive(ours.state, naive.state, expected.state, what + ", state", 4e-7);
-  }
 }
 
 inline void expect_recurrence_refuses_misuse(const RecurrenceCase& c) {
