@@ -4,7 +4,7 @@
 
 #include "kernels/cpu/mamba.h"
 #include "ops/common.h"
-#include "ops/scan_op.h"
+#include "ops/scan_cpu.h"
 
 namespace fox::ops {
 namespace {
@@ -79,10 +79,10 @@ int64_t mamba_chunk_numbers(at::TensorList inputs, int64_t chunk) {
 }
 
 /// The tensors as the CPU kernel reads them; they must outlive its parameters.
-struct KernelInputs {
+struct MambaKernelInputs {
   at::Tensor x, dt, b, c, starts, a, d, first;
 
-  KernelInputs(at::TensorList inputs, const at::Tensor& first_in) : first(first_in.contiguous()) {
+  MambaKernelInputs(at::TensorList inputs, const at::Tensor& first_in) : first(first_in.contiguous()) {
     const auto plain = [&](size_t i) { return cast(inputs[i], first.scalar_type()).contiguous(); };
     x = plain(0), dt = plain(1), b = plain(2), c = plain(3), a = plain(5), d = plain(6);
     starts = inputs[4].contiguous();
@@ -105,11 +105,9 @@ struct KernelInputs {
 };
 
 ScanResult mamba_forward_cpu(at::TensorList inputs, const at::Tensor& first, int64_t) {
-  const KernelInputs in(inputs, first);
+  const MambaKernelInputs in(inputs, first);
   const auto y = at::empty_like(in.x), last = at::empty_like(in.first);
-  auto kept_shape = in.first.sizes().vec();
-  kept_shape.insert(kept_shape.begin(), kernels::mamba_chunks(in.x.size(1)));
-  const auto kept = at::empty(kept_shape, in.first.options());
+  const auto kept = room_for_states(kernels::mamba_chunks(in.x.size(1)), in.first);
   dispatch_real(first.scalar_type(), [&]<class T>() {
     kernels::mamba(in.params<T>(), y.mutable_data_ptr<T>(), last.mutable_data_ptr<T>(), kept.mutable_data_ptr<T>());
   });
@@ -118,7 +116,7 @@ ScanResult mamba_forward_cpu(at::TensorList inputs, const at::Tensor& first, int
 
 ScanGradients mamba_backward_cpu(const at::Tensor& d_y, const at::Tensor& dlast, at::TensorList inputs,
                                  const at::Tensor& first, const at::Tensor& kept, int64_t) {
-  const KernelInputs in(inputs, first);
+  const MambaKernelInputs in(inputs, first);
   const auto dy = cast(d_y, first.scalar_type()).contiguous(), grad_last = dlast.contiguous();
   const auto dx = at::empty_like(in.x), ddt = at::empty_like(in.dt), db = at::empty_like(in.b);
   const auto dc = at::empty_like(in.c), da = at::empty_like(in.a), dd = at::empty_like(in.d);

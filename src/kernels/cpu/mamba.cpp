@@ -1,12 +1,15 @@
-// The selective scan, a vector of channels at a time: state n of a vector's channels is one vector, so that neither the
-// outputs nor the decays need sums over lanes; only the gradients of b and c, which belong to all channels, do.
+// The selective scan, some vectors of channels at a time: state n of a vector's channels is one vector, so that neither
+// the outputs nor the decays need sums over lanes; only the gradients of b and c, which belong to all channels, do.
+// Four vectors together share those sums, the reads of b and c, and the pages that a token's row of channels lies on.
 // Forward, a block of channels runs through time once. Backward, chunk after chunk from the end: the chunk's states
 // again from the kept one, then in reverse.
 #include "kernels/cpu/mamba.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
+#include "kernels/cpu/flush_denormals.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/simd.h"
 
@@ -19,157 +22,222 @@
 HWY_BEFORE_NAMESPACE();
 namespace fox::kernels::HWY_NAMESPACE {
 
-/// A block of channels: `io` loads and stores those that exist. Arrays (N, L) hold state n of every lane.
-template <class T, class Io>
+/// A block of V vectors of channels: `io` loads and stores those that exist. Arrays (N, V, L) hold state n of every
+/// lane.
+template <int V, class T, class Io>
 struct Block {
   using D = decltype(Io::d);
-  using V = hn::Vec<D>;
+  using Vector = hn::Vec<D>;
   const MambaParams<T>& p;
   const Io& io;
-  const int64_t i, lanes, count;  // first channel; lanes of a vector, and how many of them exist
+  const int64_t i, lanes, count;  // first channel; lanes of a vector; how many channels exist
 
   Block(const MambaParams<T>& params, const Io& access, int64_t first)
       : p(params),
         io(access),
         i(first),
         lanes(static_cast<int64_t>(hn::Lanes(access.d))),
-        count(std::min(lanes, params.channels - first)) {}
+        count(std::min(V * lanes, params.channels - first)) {}
 
-  /// (I, N) rows of these channels as (N, L), and back.
-  void gather(const T* from, T* to) const {
-    std::fill(to, to + p.states * lanes, T(0));
+  int64_t width() const { return V * lanes; }
+  int64_t size() const { return p.states * width(); }
+
+  /// (I, N) rows of these channels, times `factor`, as (N, V, L), and back.
+  void gather(const T* from, T* to, T factor = 1) const {
+    std::fill(to, to + size(), T(0));
     for (int64_t l = 0; l < count; ++l) {
-      for (int64_t n = 0; n < p.states; ++n) to[n * lanes + l] = from[(i + l) * p.states + n];
+      for (int64_t n = 0; n < p.states; ++n) to[n * width() + l] = factor * from[(i + l) * p.states + n];
     }
   }
   void scatter(const T* from, T* to) const {
     for (int64_t l = 0; l < count; ++l) {
-      for (int64_t n = 0; n < p.states; ++n) to[(i + l) * p.states + n] = from[n * lanes + l];
+      for (int64_t n = 0; n < p.states; ++n) to[(i + l) * p.states + n] = from[n * width() + l];
     }
   }
-  HWY_INLINE V at(const T* x, int64_t token) const { return io.load(x + token * p.channels + i); }
-  HWY_INLINE void put(V v, T* x, int64_t token) const { io.store(v, x + token * p.channels + i); }
-  HWY_INLINE V state(const T* h, int64_t n) const { return hn::LoadU(io.d, h + n * lanes); }
-  HWY_INLINE void put_state(V v, T* h, int64_t n) const { hn::StoreU(v, io.d, h + n * lanes); }
-  HWY_INLINE V decay(V dt, const T* a, int64_t n, int64_t t) const {
-    if (p.starts != nullptr && p.starts[t]) return hn::Zero(io.d);
-    return exp_nonpositive(io.d, hn::Mul(dt, state(a, n)));
+  /// Channels of a token's row, or of a tensor (I,).
+  HWY_INLINE void load(const T* x, int64_t token, Vector (&to)[V]) const {
+    for (int v = 0; v < V; ++v) to[v] = io.load(x + token * p.channels + i + v * lanes);
   }
+  HWY_INLINE void store(const Vector (&from)[V], T* x, int64_t token) const {
+    for (int v = 0; v < V; ++v) io.store(from[v], x + token * p.channels + i + v * lanes);
+  }
+  HWY_INLINE Vector state(const T* h, int64_t n, int v) const { return hn::LoadU(io.d, h + n * width() + v * lanes); }
+  HWY_INLINE void put_state(Vector x, T* h, int64_t n, int v) const {
+    hn::StoreU(x, io.d, h + n * width() + v * lanes);
+  }
+  bool fresh(int64_t t) const { return p.starts != nullptr && p.starts[t]; }
 };
 
-template <class T, class Io>
+// Decay rates are kept in base 2: exp(dt a) = 2^(dt a log2 e).
+constexpr double kMambaLog2e = 1.4426950408889634, kMambaLn2 = 0.6931471805599453;
+
+template <int V, class T, class Io>
 void forward_block(const MambaParams<T>& p, const Io& io, int64_t i, T* y, T* last, T* kept) {
-  const Block<T, Io> block(p, io, i);
-  const int64_t N = p.states, size = p.batch * p.channels * N;
-  std::vector<T> a(N * block.lanes), h(N * block.lanes);
-  block.gather(p.a, a.data());
-  const auto skip = io.load(p.d + i);
+  const Block<V, T, Io> block(p, io, i);
+  using Vector = typename Block<V, T, Io>::Vector;
+  const auto d = io.d;
+  const int64_t N = p.states, all = p.batch * p.channels * N;
+  std::vector<T> a(block.size()), h(block.size());
+  block.gather(p.a, a.data(), static_cast<T>(kMambaLog2e));
+  Vector skip[V], x[V], dt[V], sum[V];
+  block.load(p.d, 0, skip);
   for (int64_t row = 0; row < p.batch; ++row) {
     const int64_t own = row * p.channels * N;
     block.gather(p.first + own, h.data());
     for (int64_t t = 0; t < p.length; ++t) {
-      if (t % kMambaChunk == 0) block.scatter(h.data(), kept + t / kMambaChunk * size + own);
+      if (t % kMambaChunk == 0) block.scatter(h.data(), kept + t / kMambaChunk * all + own);
+      if (block.fresh(t)) std::fill(h.begin(), h.end(), T(0));
       const int64_t token = row * p.length + t;
-      const auto x = block.at(p.x, token), dt = block.at(p.dt, token), written = hn::Mul(x, dt);
-      auto sum = hn::Mul(skip, x);
+      block.load(p.x, token, x);
+      block.load(p.dt, token, dt);
+      HWY_UNROLL(4)
+      for (int v = 0; v < V; ++v) sum[v] = hn::Mul(skip[v], x[v]), x[v] = hn::Mul(x[v], dt[v]);
       for (int64_t n = 0; n < N; ++n) {
-        const auto b = hn::Set(io.d, p.b[token * N + n]), c = hn::Set(io.d, p.c[token * N + n]);
-        const auto before = block.state(h.data(), n);
-        const auto after = hn::MulAdd(block.decay(dt, a.data(), n, t), before, hn::Mul(written, b));
-        block.put_state(after, h.data(), n);
-        sum = hn::MulAdd(after, c, sum);
+        const auto b = hn::Set(d, p.b[token * N + n]), c = hn::Set(d, p.c[token * N + n]);
+        HWY_UNROLL(4)
+        for (int v = 0; v < V; ++v) {
+          const auto decay = exp2(d, hn::Mul(dt[v], block.state(a.data(), n, v)));
+          const auto after = hn::MulAdd(decay, block.state(h.data(), n, v), hn::Mul(x[v], b));
+          block.put_state(after, h.data(), n, v);
+          sum[v] = hn::MulAdd(after, c, sum[v]);
+        }
       }
-      block.put(sum, y, token);
+      block.store(sum, y, token);
     }
     block.scatter(h.data(), last + own);
   }
 }
 
-/// What the backward pass of a block keeps at hand.
-template <class T>
-struct Scratch {
-  std::vector<T> a, da, dh, states, decays;  // (N, L); states before and after each token of a chunk, and their decays
+/// The backward pass of a block.
+template <int V, class T, class Io>
+struct BackwardBlock {
+  using Vector = typename Block<V, T, Io>::Vector;
+  const Block<V, T, Io> block;
+  const MambaParams<T>& p;
+  const MambaGradients<T>& g;
+  T *db, *dc;                                // (B, T, N), added to
+  std::vector<T> a, da, dh, states, decays;  // (N, V, L); states before and after each token of a chunk, their decays
+  Vector skip[V], dskip[V];
 
-  explicit Scratch(int64_t size)
-      : a(size), da(size, T(0)), dh(size), states((kMambaChunk + 1) * size), decays(kMambaChunk * size) {}
-};
+  BackwardBlock(const MambaParams<T>& params, const Io& io, int64_t i, const MambaGradients<T>& grads, T* sums_b,
+                T* sums_c)
+      : block(params, io, i),
+        p(params),
+        g(grads),
+        db(sums_b),
+        dc(sums_c),
+        a(block.size()),
+        da(block.size(), T(0)),
+        dh(block.size()),
+        states((kMambaChunk + 1) * block.size()),
+        decays(kMambaChunk * block.size()) {}
 
-template <class T, class Io>
-void states_of_chunk(const Block<T, Io>& block, Scratch<T>& s, int64_t token, int64_t t0, int64_t count) {
-  const auto& p = block.p;
-  const int64_t size = p.states * block.lanes;
-  for (int64_t t = 0; t < count; ++t) {
-    const auto dt = block.at(p.dt, token + t), written = hn::Mul(block.at(p.x, token + t), dt);
-    for (int64_t n = 0; n < p.states; ++n) {
-      const auto b = hn::Set(block.io.d, p.b[(token + t) * p.states + n]);
-      const auto decay = block.decay(dt, s.a.data(), n, t0 + t);
-      block.put_state(decay, s.decays.data() + t * size, n);
-      const auto before = block.state(s.states.data() + t * size, n);
-      block.put_state(hn::MulAdd(decay, before, hn::Mul(written, b)), s.states.data() + (t + 1) * size, n);
+  void run(const T* kept) {
+    const int64_t rows = p.channels * p.states;
+    block.gather(p.a, a.data(), static_cast<T>(kMambaLog2e));
+    block.load(p.d, 0, skip);
+    for (auto& x : dskip) x = hn::Zero(block.io.d);
+    for (int64_t row = 0; row < p.batch; ++row) {
+      block.gather(g.dlast + row * rows, dh.data());
+      for (int64_t chunk = mamba_chunks(p.length) - 1; chunk >= 0; --chunk) {
+        const int64_t t0 = chunk * kMambaChunk, count = std::min(kMambaChunk, p.length - t0);
+        block.gather(kept + (chunk * p.batch + row) * rows, states.data());
+        for (int64_t t = 0; t < count; ++t) states_of_token(row * p.length + t0 + t, t, block.fresh(t0 + t));
+        for (int64_t t = count - 1; t >= 0; --t) gradients_of_token(row * p.length + t0 + t, t);
+      }
+      block.scatter(dh.data(), g.dfirst + row * rows);
     }
+    block.scatter(da.data(), g.da);
+    block.store(dskip, g.dd, 0);
   }
-}
 
-/// db and dc: (B, T, N), added to.
-template <class T, class Io>
-void backward_block(const MambaParams<T>& p, const Io& io, int64_t i, const T* kept, const MambaGradients<T>& g, T* db,
-                    T* dc) {
-  const Block<T, Io> block(p, io, i);
-  const int64_t N = p.states, size = N * block.lanes, rows = p.channels * N;
-  Scratch<T> s(size);
-  block.gather(p.a, s.a.data());
-  const auto skip = io.load(p.d + i);
-  auto dskip = hn::Zero(io.d);
-  for (int64_t row = 0; row < p.batch; ++row) {
-    block.gather(g.dlast + row * rows, s.dh.data());
-    for (int64_t chunk = mamba_chunks(p.length) - 1; chunk >= 0; --chunk) {
-      const int64_t t0 = chunk * kMambaChunk, count = std::min(kMambaChunk, p.length - t0);
-      block.gather(kept + (chunk * p.batch + row) * rows, s.states.data());
-      states_of_chunk(block, s, row * p.length + t0, t0, count);
-      for (int64_t t = count - 1; t >= 0; --t) {
-        const int64_t token = row * p.length + t0 + t;
-        const auto x = block.at(p.x, token), dt = block.at(p.dt, token), dy = block.at(g.dy, token);
-        const auto written = hn::Mul(x, dt);
-        auto through_b = hn::Zero(io.d), through_decay = hn::Zero(io.d);
-        for (int64_t n = 0; n < N; ++n) {
-          const auto b = hn::Set(io.d, p.b[token * N + n]), c = hn::Set(io.d, p.c[token * N + n]);
-          const auto decay = block.state(s.decays.data() + t * size, n);
-          const auto before = block.state(s.states.data() + t * size, n);
-          const auto after = block.state(s.states.data() + (t + 1) * size, n);
-          const auto dh = hn::MulAdd(dy, c, block.state(s.dh.data(), n));
-          const auto flow = hn::Mul(hn::Mul(decay, before), dh);  // what is left of the state before
-          through_b = hn::MulAdd(dh, b, through_b);
-          through_decay = hn::MulAdd(block.state(s.a.data(), n), flow, through_decay);
-          block.put_state(hn::MulAdd(dt, flow, block.state(s.da.data(), n)), s.da.data(), n);
-          db[token * N + n] += sum_of_lanes(io.d, hn::Mul(written, dh));
-          dc[token * N + n] += sum_of_lanes(io.d, hn::Mul(dy, after));
-          block.put_state(hn::Mul(decay, dh), s.dh.data(), n);
-        }
-        dskip = hn::MulAdd(x, dy, dskip);
-        block.put(hn::MulAdd(dt, through_b, hn::Mul(skip, dy)), g.dx, token);
-        block.put(hn::MulAdd(x, through_b, through_decay), g.ddt, token);
+ private:
+  /// Decays of the chunk's token t, and the states after it.
+  HWY_INLINE void states_of_token(int64_t token, int64_t t, bool fresh) {
+    const auto d = block.io.d;
+    T *decay_t = decays.data() + t * block.size(), *before = states.data() + t * block.size();
+    Vector x[V], dt[V];
+    block.load(p.x, token, x);
+    block.load(p.dt, token, dt);
+    HWY_UNROLL(4)
+    for (int v = 0; v < V; ++v) x[v] = hn::Mul(x[v], dt[v]);
+    for (int64_t n = 0; n < p.states; ++n) {
+      const auto b = hn::Set(d, p.b[token * p.states + n]);
+      HWY_UNROLL(4)
+      for (int v = 0; v < V; ++v) {
+        const auto decay = fresh ? hn::Zero(d) : exp2(d, hn::Mul(dt[v], block.state(a.data(), n, v)));
+        block.put_state(decay, decay_t, n, v);
+        block.put_state(hn::MulAdd(decay, block.state(before, n, v), hn::Mul(x[v], b)), before + block.size(), n, v);
       }
     }
-    block.scatter(s.dh.data(), g.dfirst + row * rows);
   }
-  block.scatter(s.da.data(), g.da);
-  io.store(dskip, g.dd + i);
-}
 
-/// Channels [begin, end), begin at a multiple of the vector.
+  HWY_INLINE void gradients_of_token(int64_t token, int64_t t) {
+    const auto d = block.io.d;
+    const int64_t N = p.states;
+    const T *decay_t = decays.data() + t * block.size(), *before_t = states.data() + t * block.size();
+    Vector x[V], dt[V], dy[V], written[V], through_b[V], through_decay[V];
+    block.load(p.x, token, x);
+    block.load(p.dt, token, dt);
+    block.load(g.dy, token, dy);
+    HWY_UNROLL(4)
+    for (int v = 0; v < V; ++v) {
+      written[v] = hn::Mul(x[v], dt[v]);
+      through_b[v] = through_decay[v] = hn::Zero(d);
+    }
+    for (int64_t n = 0; n < N; ++n) {
+      const auto b = hn::Set(d, p.b[token * N + n]), c = hn::Set(d, p.c[token * N + n]);
+      auto sum_b = hn::Zero(d), sum_c = hn::Zero(d);
+      HWY_UNROLL(4)
+      for (int v = 0; v < V; ++v) {
+        const auto decay = block.state(decay_t, n, v), dh_n = hn::MulAdd(dy[v], c, block.state(dh.data(), n, v));
+        const auto left = hn::Mul(decay, dh_n), flow = hn::Mul(left, block.state(before_t, n, v));
+        through_b[v] = hn::MulAdd(dh_n, b, through_b[v]);
+        through_decay[v] = hn::MulAdd(block.state(a.data(), n, v), flow, through_decay[v]);
+        block.put_state(hn::MulAdd(dt[v], flow, block.state(da.data(), n, v)), da.data(), n, v);
+        sum_b = hn::MulAdd(written[v], dh_n, sum_b);
+        sum_c = hn::MulAdd(dy[v], block.state(before_t + block.size(), n, v), sum_c);
+        block.put_state(left, dh.data(), n, v);
+      }
+      db[token * N + n] += sum_of_lanes(d, sum_b);
+      dc[token * N + n] += sum_of_lanes(d, sum_c);
+    }
+    const auto ln2 = hn::Set(d, static_cast<T>(kMambaLn2));
+    HWY_UNROLL(4)
+    for (int v = 0; v < V; ++v) {
+      dskip[v] = hn::MulAdd(x[v], dy[v], dskip[v]);
+      dy[v] = hn::MulAdd(dt[v], through_b[v], hn::Mul(skip[v], dy[v]));
+      x[v] = hn::MulAdd(x[v], through_b[v], hn::Mul(ln2, through_decay[v]));
+    }
+    block.store(dy, g.dx, token);
+    block.store(x, g.ddt, token);
+  }
+};
+
+constexpr int kTogether = 4;  // vectors of a block
+
+/// Calls f.operator()<V>(io, i) on the channels [begin, end): blocks of kTogether vectors, then of one.
 template <class T, class F>
 HWY_INLINE void for_each_block(int64_t begin, int64_t end, const F& f) {
-  for_each_vector<T>(end - begin, [&](const auto& io, int64_t i) HWY_ATTR { f(io, begin + i); });
+  const hn::ScalableTag<T> d;
+  const int64_t width = kTogether * static_cast<int64_t>(hn::Lanes(d));
+  for (; begin + width <= end; begin += width) f.template operator()<kTogether>(WholeVector<decltype(d)>{d}, begin);
+  for_each_vector<T>(end - begin, [&](const auto& io, int64_t i) HWY_ATTR { f.template operator()<1>(io, begin + i); });
 }
 
 template <class T>
 void forward_channels(const MambaParams<T>& p, int64_t begin, int64_t end, T* y, T* last, T* kept) {
-  for_each_block<T>(begin, end, [&](const auto& io, int64_t i) HWY_ATTR { forward_block(p, io, i, y, last, kept); });
+  const FlushDenormals flush;
+  for_each_block<T>(begin, end,
+                    [&]<int V>(const auto& io, int64_t i) HWY_ATTR { forward_block<V>(p, io, i, y, last, kept); });
 }
 template <class T>
 void backward_channels(const MambaParams<T>& p, int64_t begin, int64_t end, const T* kept, const MambaGradients<T>& g,
                        T* db, T* dc) {
-  for_each_block<T>(begin, end, [&](const auto& io, int64_t i) HWY_ATTR { backward_block(p, io, i, kept, g, db, dc); });
+  const FlushDenormals flush;
+  for_each_block<T>(begin, end, [&]<int V>(const auto& io, int64_t i) HWY_ATTR {
+    BackwardBlock<V, T, std::decay_t<decltype(io)>>(p, io, i, g, db, dc).run(kept);
+  });
 }
 
 void forward_f32(const MambaParams<float>& p, int64_t begin, int64_t end, float* y, float* last, float* kept) {
@@ -214,8 +282,8 @@ void backward_piece(const MambaParams<double>& p, int64_t begin, int64_t end, co
   HWY_DYNAMIC_DISPATCH(backward_f64)(p, begin, end, kept, g, db, dc);
 }
 
-// Threads share out blocks of this many channels: whole vectors of every instruction set.
-constexpr int64_t kBlock = 16;
+// Threads share out blocks of this many channels: what four vectors of the widest instruction set hold.
+constexpr int64_t kBlock = 64;
 
 int64_t blocks_of(int64_t channels) { return (channels + kBlock - 1) / kBlock; }
 

@@ -64,6 +64,37 @@ HWY_INLINE hn::Vec<D> exp_nonpositive(D d, hn::Vec<D> x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
 }
 
+/// 2^x for x from -inf up to 100; 0 below the smallest normal number, NaN for NaN and inf.
+template <class D>
+HWY_INLINE hn::Vec<D> exp2(D d, hn::Vec<D> x) {
+  using T = hn::TFromD<D>;
+  constexpr bool kFloat = sizeof(T) == 4;
+  const hn::RebindToSigned<D> di;
+  // Adding 1.5 · 2^(mantissa bits) leaves the nearest integer in the lowest bits, to shift into the exponent.
+  const auto magic = hn::Set(d, static_cast<T>(kFloat ? 12582912.0 : 6755399441055744.0));
+  const auto shifted = hn::Add(x, magic);
+  const auto r = hn::Sub(x, hn::Sub(shifted, magic));
+  hn::Vec<D> y;
+  if constexpr (kFloat) {  // minimax on [-1/2, 1/2] (Cephes exp2f)
+    y = hn::Set(d, 1.535336188319500e-4f);
+    for (const float c : {1.339887440266574e-3f, 9.618437357674640e-3f, 5.550332471162809e-2f, 2.402264791363012e-1f,
+                          6.931472028550421e-1f, 1.f}) {
+      y = hn::MulAdd(y, r, hn::Set(d, c));
+    }
+  } else {  // ln2^n / n! from n = 13 down; the next term is below 1e-17
+    y = hn::Set(d, 1.3691488853904128e-12);
+    for (const double c :
+         {2.5678435993488206e-11, 4.4455382718708116e-10, 7.0549116208011233e-9, 1.0178086009239699e-7,
+          1.3215486790144309e-6, 1.5252733804059840e-5, 1.5403530393381609e-4, 1.3333558146428443e-3,
+          9.6181291076284771e-3, 5.5504108664821580e-2, 2.4022650695910071e-1, 6.9314718055994531e-1, 1.0}) {
+      y = hn::MulAdd(y, r, hn::Set(d, c));
+    }
+  }
+  const auto exponent = hn::ShiftLeft < kFloat ? 23 : 52 > (hn::BitCast(di, shifted));
+  y = hn::BitCast(d, hn::Add(hn::BitCast(di, y), exponent));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, static_cast<T>(kFloat ? -126 : -1022))), y);
+}
+
 /// 1 / (1 + e^-x).
 template <class D>
 HWY_INLINE hn::Vec<D> sigmoid(D d, hn::Vec<D> x) {
