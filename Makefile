@@ -11,9 +11,9 @@ TORCH_DIR ?=
 JOBS ?= $(shell nproc)
 CMAKE = PATH="$(CURDIR)/.venv/bin:$$PATH" cmake
 CONFIGURE = $(CMAKE) -S . -B $(BUILD) -G Ninja $(if $(TORCH_DIR),-DFOX_TORCH_DIR=$(TORCH_DIR))
-# clang-tidy wants every file's own command, and cannot read GCC's precompiled headers.
+# clang-tidy cannot read GCC's precompiled headers.
 CONFIGURE_LINT = $(CMAKE) -S . -B $(BUILD)-lint -G Ninja $(if $(TORCH_DIR),-DFOX_TORCH_DIR=$(TORCH_DIR)) \
-  -DFOX_CUDA=OFF -DFOX_TOGETHER=OFF -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
+  -DFOX_CUDA=OFF -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
 
 .PHONY: build test lint demo compare setup clean
 

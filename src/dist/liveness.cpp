@@ -101,7 +101,7 @@ std::string Liveness::find_culprit() const {
   std::vector<int> silent;
   do {
     std::this_thread::sleep_for(kBeat);
-    if (const auto why = reported(); !why.empty()) return why;
+    if (auto why = reported(); !why.empty()) return why;
     silent.clear();
     for (int rank = 0; rank < size_; ++rank) {
       last[rank] = sign_of(rank);

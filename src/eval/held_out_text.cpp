@@ -37,7 +37,7 @@ fs::path store_of_run(const infer::ModelLocation& location, const data::Tokenize
   config.valid_fraction = data.value("valid_fraction", config.valid_fraction);
   config.cache = data.value("cache", config.cache);
   const fs::path named = data::named_store(config.valid);
-  const fs::path dir = named.empty() ? data::token_folder(config, tokenizer, *location.run_dir) / "valid" : named;
+  fs::path dir = named.empty() ? data::token_folder(config, tokenizer, *location.run_dir) / "valid" : named;
   if (!data::TokenStore::is_store(dir)) {
     throw Error(fmt::format("the run {} has no held-out text: {} is missing", location.run_dir->string(), dir.string()),
                 "set [data] valid or valid_fraction in the run file, or name the text with --data");
