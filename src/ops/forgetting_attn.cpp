@@ -19,24 +19,12 @@
 #include "base/error.h"
 #include "kernels/cpu/forgetting_attn.h"
 #include "ops/common.h"
+#include "ops/forgetting_attn_call.h"
 #include "ops/forgetting_attn_checks.h"
 #include "ops/forgetting_attn_schema.h"
 
 namespace fox::ops {
 namespace {
-
-ForgettingAttnOutputs call(const ForgettingAttnInputs& in, const ForgettingAttnOptions& x) {
-  static const auto op = find_operator<ForgettingAttnForward>("fox::forgetting_attn");
-  return op.call(in.q, in.k, in.v, in.log_f, x.scale, x.window, x.seq_start, x.cu_seqlens, x.log_pruning_tolerance,
-                 x.logit_bound, x.deterministic);
-}
-
-ForgettingAttnGradients call_backward(const at::Tensor& grad_o, const ForgettingAttnInputs& in, const at::Tensor& o,
-                                      const at::Tensor& lse, const ForgettingAttnOptions& x) {
-  static const auto op = find_operator<ForgettingAttnBackward>("fox::forgetting_attn_backward");
-  return op.call(grad_o, in.q, in.k, in.v, in.log_f, o, lse, x.scale, x.window, x.seq_start, x.cu_seqlens,
-                 x.log_pruning_tolerance, x.logit_bound, x.deterministic);
-}
 
 /// dtype of the operator's lse for inputs of a dtype.
 at::ScalarType lse_type(at::ScalarType type) { return compute_type(type) == type ? at::kDouble : at::kFloat; }
@@ -146,13 +134,10 @@ class ForgettingAttn : public torch::autograd::Function<ForgettingAttn> {
                                                 const at::Tensor& k, const at::Tensor& v, const OptionalTensor& log_f,
                                                 const ForgettingAttnOptions& options) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    const auto [o, lse] = call({q, k, v, log_f}, options);
+    const auto [o, lse] = call_forgetting_attn({q, k, v, log_f}, options);
     ctx->save_for_backward({q, k, v, value_or_undefined(log_f), o, lse, value_or_undefined(options.seq_start),
                             value_or_undefined(options.cu_seqlens), value_or_undefined(options.logit_bound)});
-    ctx->saved_data["scale"] = options.scale;
-    ctx->saved_data["window"] = options.window;
-    ctx->saved_data["log_pruning_tolerance"] = options.log_pruning_tolerance;
-    ctx->saved_data["deterministic"] = options.deterministic;
+    keep_numbers(ctx, options);
     ctx->mark_non_differentiable({lse});
     return {o, lse};
   }
@@ -160,16 +145,12 @@ class ForgettingAttn : public torch::autograd::Function<ForgettingAttn> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    ForgettingAttnOptions options;
-    options.scale = ctx->saved_data["scale"].toOptional<double>();
-    options.window = ctx->saved_data["window"].toOptional<int64_t>();
-    options.log_pruning_tolerance = ctx->saved_data["log_pruning_tolerance"].toOptional<double>();
-    options.deterministic = ctx->saved_data["deterministic"].toBool();
+    auto options = kept_numbers(ctx);
     options.seq_start = optional_of(saved[6]);
     options.cu_seqlens = optional_of(saved[7]);
     options.logit_bound = optional_of(saved[8]);
-    const auto [dq, dk, dv, d_log_f] =
-        call_backward(grads[0], {saved[0], saved[1], saved[2], optional_of(saved[3])}, saved[4], saved[5], options);
+    const auto [dq, dk, dv, d_log_f] = call_forgetting_attn_backward(
+        grads[0], {saved[0], saved[1], saved[2], optional_of(saved[3])}, saved[4], saved[5], options);
     return {dq, dk, dv, saved[3].defined() ? d_log_f : at::Tensor(), at::Tensor()};
   }
 };
@@ -179,14 +160,14 @@ ForgettingAttnOutputs forgetting_attn_forward_autograd(const ForgettingAttnInput
   const auto log_f = value_or_undefined(in.log_f);
   if (!wants_grad({&in.q, &in.k, &in.v, &log_f})) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    return call(in, options);
+    return call_forgetting_attn(in, options);
   }
   check_forgetting_attn(in, options);
   const auto type = in.q.scalar_type();
   if (in.q.is_cpu() && type != compute_type(type)) {
     // Cast outside, so that backward sees the output before it is rounded.
     const auto wide = compute_type(type);
-    const auto [o, lse] = call({in.q.to(wide), in.k.to(wide), in.v.to(wide), in.log_f}, options);
+    const auto [o, lse] = call_forgetting_attn({in.q.to(wide), in.k.to(wide), in.v.to(wide), in.log_f}, options);
     return {o.to(type), lse.to(lse_type(type))};
   }
   const auto out = ForgettingAttn::apply(in.q, in.k, in.v, in.log_f, options);
@@ -261,11 +242,41 @@ TORCH_LIBRARY_IMPL(fox, Autograd, m) {
 
 }  // namespace
 
+ForgettingAttnOutputs call_forgetting_attn(const ForgettingAttnInputs& in, const ForgettingAttnOptions& x) {
+  static const auto op = find_operator<ForgettingAttnForward>("fox::forgetting_attn");
+  return op.call(in.q, in.k, in.v, in.log_f, x.scale, x.window, x.seq_start, x.cu_seqlens, x.log_pruning_tolerance,
+                 x.logit_bound, x.deterministic);
+}
+
+ForgettingAttnGradients call_forgetting_attn_backward(const at::Tensor& grad_o, const ForgettingAttnInputs& in,
+                                                      const at::Tensor& o, const at::Tensor& lse,
+                                                      const ForgettingAttnOptions& x) {
+  static const auto op = find_operator<ForgettingAttnBackward>("fox::forgetting_attn_backward");
+  return op.call(grad_o, in.q, in.k, in.v, in.log_f, o, lse, x.scale, x.window, x.seq_start, x.cu_seqlens,
+                 x.log_pruning_tolerance, x.logit_bound, x.deterministic);
+}
+
+void keep_numbers(torch::autograd::AutogradContext* ctx, const ForgettingAttnOptions& options) {
+  ctx->saved_data["scale"] = options.scale;
+  ctx->saved_data["window"] = options.window;
+  ctx->saved_data["log_pruning_tolerance"] = options.log_pruning_tolerance;
+  ctx->saved_data["deterministic"] = options.deterministic;
+}
+
+ForgettingAttnOptions kept_numbers(torch::autograd::AutogradContext* ctx) {
+  ForgettingAttnOptions options;
+  options.scale = ctx->saved_data["scale"].toOptional<double>();
+  options.window = ctx->saved_data["window"].toOptional<int64_t>();
+  options.log_pruning_tolerance = ctx->saved_data["log_pruning_tolerance"].toOptional<double>();
+  options.deterministic = ctx->saved_data["deterministic"].toBool();
+  return options;
+}
+
 ForgettingAttnResult forgetting_attn(const at::Tensor& q_BTHD, const at::Tensor& k_BTHD, const at::Tensor& v_BTHD,
                                      const std::optional<at::Tensor>& log_f_BTH, const ForgettingAttnOptions& options) {
   const ForgettingAttnInputs in{q_BTHD, k_BTHD, v_BTHD, log_f_BTH};
   check_forgetting_attn_device(q_BTHD);
-  const auto [o, lse] = call(in, options);
+  const auto [o, lse] = call_forgetting_attn(in, options);
   return {o, cast(lse, compute_type(q_BTHD.scalar_type()))};
 }
 

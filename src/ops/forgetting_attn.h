@@ -9,15 +9,15 @@ namespace fox::ops {
 
 /// What forgetting attention can be told besides its tensors. Everything left out means plain dense causal attention.
 struct ForgettingAttnOptions {
-  std::optional<double> scale;           ///< logits are q·k * scale; default head_dim^-0.5
-  std::optional<int64_t> window;         ///< keys i - window < j <= i; default all j <= i
-  std::optional<at::Tensor> seq_start;   ///< (B,) int64: number of left-padding keys of each row
-  std::optional<at::Tensor> cu_seqlens;  ///< (N + 1,) int64, B = 1: boundaries of packed documents, from 0 to T
+  std::optional<double> scale = {};           ///< logits are q·k * scale; default head_dim^-0.5
+  std::optional<int64_t> window = {};         ///< keys i - window < j <= i; default all j <= i
+  std::optional<at::Tensor> seq_start = {};   ///< (B,) int64: number of left-padding keys of each row
+  std::optional<at::Tensor> cu_seqlens = {};  ///< (N + 1,) int64, B = 1: boundaries of packed documents, from 0 to T
   /// ln ε of adaptive pruning: blocks whose attention weights sum to at most ε over a row are skipped, so that
   /// |O - O_dense| <= 2ε max|V|. Default: dense.
-  std::optional<double> log_pruning_tolerance;
+  std::optional<double> log_pruning_tolerance = {};
   /// Upper bound of |q·k * scale| per head, (H,) float, e.g. from QK-norm scales; default: measured from the norms.
-  std::optional<at::Tensor> logit_bound;
+  std::optional<at::Tensor> logit_bound = {};
   bool deterministic = false;  ///< backward adds up in a fixed order (always so on the CPU)
 };
 
