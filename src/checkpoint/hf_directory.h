@@ -10,7 +10,7 @@
 namespace fox::checkpoint {
 
 // A Hugging Face model directory: config.json, model.safetensors (or shards with model.safetensors.index.json),
-// tokenizer.json.
+// tokenizer.json or tokenizer.model.
 
 /// config.json as it stands. Throws fox::Error naming the file when it is missing or not JSON (Infinity is accepted).
 nlohmann::json read_config_json(const std::filesystem::path& dir);

@@ -47,7 +47,8 @@ void register_tokenize(CLI::App& app) {
   command->add_option("--out", arguments->out, "Folder of the token store")->required();
   command
       ->add_option("--tokenizer", arguments->data.tokenizer,
-                   "gpt2, gpt2-json (LongCrawl64's: of text written as a JSON string), bytes, or a tokenizer.json")
+                   "gpt2, gpt2-json (LongCrawl64's: of text written as a JSON string), bytes, a tokenizer.json, or "
+                   "SentencePiece's .model file")
       ->capture_default_str();
   command->add_option("--threads", arguments->threads, "CPU threads (default: all cores)")->check(CLI::PositiveNumber);
   command->footer(

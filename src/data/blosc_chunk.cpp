@@ -17,21 +17,21 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* kDamaged = "make the store, or fetch the file, again";
+constexpr const char* kFetchAgain = "make the store, or fetch the file, again";
 constexpr int64_t kHeaderBytes = BLOSC_MIN_HEADER_LENGTH;
 
 /// Throws when a file of `stored_bytes` that begins with this header is no whole chunk.
 void check_header(const char* header, int64_t stored_bytes, int64_t chunk_bytes, const fs::path& file) {
   size_t size = 0;
   if (blosc_cbuffer_validate(header, static_cast<size_t>(stored_bytes), &size) != 0)
-    throw Error(fmt::format("{} ({} bytes) is no whole Blosc buffer", file.string(), stored_bytes), kDamaged);
+    throw Error(fmt::format("{} ({} bytes) is no whole Blosc buffer", file.string(), stored_bytes), kFetchAgain);
   if (static_cast<int64_t>(size) == chunk_bytes) return;
   throw Error(fmt::format("{} holds {} bytes of elements, but a chunk has {}", file.string(), size, chunk_bytes),
-              kDamaged);
+              kFetchAgain);
 }
 
 [[noreturn]] void fail_to_decompress(const fs::path& file) {
-  throw Error(fmt::format("{} cannot be decompressed", file.string()), kDamaged);
+  throw Error(fmt::format("{} cannot be decompressed", file.string()), kFetchAgain);
 }
 
 /// A part of a chunk's file, each byte at its place; what was not asked for is not read and means nothing.

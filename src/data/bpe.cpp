@@ -13,11 +13,6 @@ namespace {
 
 constexpr uint64_t kNoPair = std::numeric_limits<uint64_t>::max();
 constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
-/// Longer words hardly come twice.
-constexpr size_t kLongestKnownWord = 64;
-/// A few megabytes; the words of a text follow Zipf's law, so starting over once in a while costs little.
-constexpr size_t kMostKnownWords = 1 << 16;
-
 uint64_t pair_of(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
 }
@@ -53,21 +48,8 @@ void BytePairEncoder::encode(std::string_view word, Scratch& scratch, std::vecto
     out.push_back(byte_ids_[static_cast<uint8_t>(word[0])]);
     return;
   }
-  if (word.size() > kLongestKnownWord) return merge(word, scratch, out);
-  if (const auto it = scratch.known.find(word); it != scratch.known.end()) {
-    const auto first = scratch.known_ids.begin() + it->second.first;
-    out.insert(out.end(), first, first + it->second.count);
-    return;
-  }
-  const size_t before = out.size();
-  merge(word, scratch, out);
-  if (scratch.known.size() == kMostKnownWords) {
-    scratch.known.clear();
-    scratch.known_ids.clear();
-  }
-  const auto first = static_cast<uint32_t>(scratch.known_ids.size());
-  scratch.known_ids.insert(scratch.known_ids.end(), out.begin() + static_cast<ptrdiff_t>(before), out.end());
-  scratch.known.emplace(word, Scratch::Span{first, static_cast<uint32_t>(out.size() - before)});
+  scratch.known.append(word, out,
+                       [&](std::string_view unknown, std::vector<int32_t>& ids) { merge(unknown, scratch, ids); });
 }
 
 void BytePairEncoder::update_rank(uint32_t position, Scratch& s) const {

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <queue>
-#include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
+
+#include "data/word_cache.h"
 
 namespace fox::data {
 
@@ -25,15 +25,7 @@ class BytePairEncoder {
 
   /// Memory of one thread at work, with the words it met before.
   struct Scratch {
-    struct StringHash {
-      using is_transparent = void;
-      size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
-    };
-    struct Span {
-      uint32_t first, count;
-    };
-    std::unordered_map<std::string, Span, StringHash, std::equal_to<>> known;
-    std::vector<int32_t> known_ids;
+    WordCache known;
 
     // The word at work as a list: part i is ids[i] and begins at byte i; `rank[i]` is that of the merge with its
     // successor.

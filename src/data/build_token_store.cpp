@@ -144,6 +144,7 @@ void Build::save(const CorpusReader& reader) {
   offsets_.sync();
   write_file_atomically(dir_ / kSaved, header.dump(-1, ' ', false, json::error_handler_t::replace) + "\n" +
                                            tokens_.pending() + offsets_.pending());
+  if (job_.options.on_save) job_.options.on_save();
 }
 
 void Build::put(const EncodedBlock& block) {

@@ -50,6 +50,7 @@ struct BuildOptions {
   int64_t threads = 0;                        ///< that encode; 0: one a core. The store is the same for any number
   double save_interval_s = 10;                ///< how much work a kill may cost
   std::function<void()> on_resume = nullptr;  ///< called when it goes on where a killed build had come to
+  std::function<void()> on_save = nullptr;    ///< called when it has saved how far it has come
 };
 
 /// Files and folders of text and of JSON lines (corpus_files.h) → documents → tokens → a store at `dir`. Does nothing

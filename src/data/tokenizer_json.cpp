@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kHint = "fox reads byte-level BPE tokenizers, such as GPT-2's and Llama 3's";
+constexpr const char* kReadableTokenizers = "fox reads byte-level BPE tokenizers, such as GPT-2's and Llama 3's";
 /// Our word for TokenizerSpec::json_escaped, in pre_tokenizer.
 constexpr const char* kJsonEscaped = "json_escaped";
 /// The largest vocabularies in use have 256 thousand; a wild id must not make us allocate gigabytes.
@@ -37,7 +37,7 @@ class Parser {
       throw Error(fmt::format("{} is not JSON (byte {})", source_, error.byte),
                   "the file may be damaged: fetch it again");
     }
-    if (!root_.is_object()) throw Error(fmt::format("{} is no JSON object", source_), kHint);
+    if (!root_.is_object()) throw Error(fmt::format("{} is no JSON object", source_), kReadableTokenizers);
   }
 
   TokenizerSpec parse() {
@@ -56,7 +56,7 @@ class Parser {
 
  private:
   [[noreturn]] void fail(const std::string& key, const std::string& problem) const {
-    throw Error(fmt::format("{}: '{}' {}", source_, key, problem), kHint);
+    throw Error(fmt::format("{}: '{}' {}", source_, key, problem), kReadableTokenizers);
   }
 
   const json& member(const std::string& prefix, const json& parent, const std::string& key) const {

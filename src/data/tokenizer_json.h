@@ -5,16 +5,10 @@
 #include <string_view>
 #include <vector>
 
+#include "data/added_tokens.h"
 #include "data/bpe.h"
 
 namespace fox::data {
-
-/// A token beside the merges.
-struct AddedToken {
-  int32_t id;
-  std::string content;
-  bool special;  ///< text unless asked for; a token that is not special is always recognised
-};
 
 /// Everything that decides an encoding.
 struct TokenizerSpec {

@@ -19,9 +19,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Of the arrays that we write: what a reader of a few thousand tokens must decode. Blosc multiplies it by the size of an
-/// element and takes 64 KiB at least.
-constexpr int kBlockBytes = 1 << 14;
+/// Of the arrays that we write: what a reader of a few thousand tokens must decode. Blosc multiplies it by the size of
+/// an element and takes 64 KiB at least.
+constexpr int kBloscBlockBytes = 1 << 14;
 constexpr const char* kChecksumLines = ".checksums";
 constexpr const char* kChecksums = "chunk_xxh3_128";
 constexpr size_t kChecksumSize = 32;  // characters
@@ -194,7 +194,7 @@ ZarrWriter::ZarrWriter(fs::path dir, const std::string& dtype, int64_t chunk) : 
   meta_.shape = {0};
   meta_.chunks = {chunk};
   meta_.dtype = dtype;
-  meta_.blosc = ZarrMeta::Blosc{.blocksize = kBlockBytes};
+  meta_.blosc = ZarrMeta::Blosc{.blocksize = kBloscBlockBytes};
   pending_.reserve(static_cast<size_t>(meta_.chunk_bytes()));
   fs::create_directories(dir_);
 }

@@ -229,7 +229,7 @@ HeldOutLoss held_out_loss(model::LanguageModel& model, const data::TokenStore& s
   score_windows(model, store, tokenizer.end_of_text(), windows, [&](const WindowScores& scores) {
     sum += std::accumulate(scores.loss.begin(), scores.loss.end(), 0.0);
     result.tokens += static_cast<int64_t>(scores.loss.size());
-    result.bytes += std::ssize(tokenizer.decode(scores.ids));
+    result.bytes += std::ssize(tokenizer.decode(scores.ids, /*continues=*/true));
   });
   result.loss = sum / static_cast<double>(result.tokens);
   result.perplexity = std::exp(result.loss);

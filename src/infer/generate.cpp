@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "base/interrupt.h"
-#include "data/json_escape.h"
 #include "infer/session.h"
 #include "infer/text_stream.h"
 
@@ -51,7 +50,7 @@ Generation generate(model::LanguageModel& model, const data::Tokenizer& tokenize
     if (!text.empty() && on_text && !on_text(text)) wanted = false;
   };
 
-  data::JsonUnescaper unescaper;
+  const auto decoder = tokenizer.decoder(/*continues=*/!encoded.empty());
   auto start = std::chrono::steady_clock::now();
   Session session(model);
   at::Tensor logits_V = session.prefill(prompt_ids);
@@ -70,11 +69,10 @@ Generation generate(model::LanguageModel& model, const data::Tokenizer& tokenize
       break;
     }
     result.ids.push_back(id);
-    const std::string_view bytes = tokenizer.bytes_of(id);
-    emit(tokenizer.json_escaped() ? stream.push(unescaper.push(bytes)) : stream.push(bytes));
+    emit(stream.push(decoder->push(id)));
     if (stream.stopped()) break;
   }
-  if (wanted && tokenizer.json_escaped()) emit(stream.push(unescaper.finish()));
+  if (wanted) emit(stream.push(decoder->finish()));
   if (wanted) emit(stream.finish());
   if (stream.stopped()) result.reason = FinishReason::kStopString;
   result.seconds = seconds_since(start);

@@ -85,10 +85,10 @@ LoadedModel load_model(const fs::path& dir, at::Device device) {
   ModelLocation location = locate_model(dir);
   const ModelConfig config =
       ModelConfig::from_json(checkpoint::read_config_json(location.dir), (location.dir / "config.json").string());
-  const fs::path tokenizer_path = location.dir / "tokenizer.json";
-  if (!fs::exists(tokenizer_path)) {
-    throw Error(fmt::format("{} is missing", tokenizer_path.string()),
-                "copy the tokenizer.json that the model was trained with into that folder");
+  const fs::path tokenizer_path = data::Tokenizer::find_in(location.dir);
+  if (tokenizer_path.empty()) {
+    throw Error(fmt::format("{} holds neither tokenizer.json nor tokenizer.model", location.dir.string()),
+                "copy the one that the model was trained with into that folder");
   }
   data::Tokenizer tokenizer = data::Tokenizer::load(tokenizer_path);
   if (tokenizer.vocab_size() > config.vocab_size) {

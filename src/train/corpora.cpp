@@ -156,8 +156,8 @@ data::Tokenizer make_tokenizer(const DataConfig& config) {
 }
 
 void check_model_tokenizer(const fs::path& dir, const data::Tokenizer& tokenizer) {
-  const fs::path file = infer::locate_model(dir).dir / "tokenizer.json";
-  if (!fs::exists(file) || data::Tokenizer::load(file).fingerprint() == tokenizer.fingerprint()) return;
+  const fs::path file = data::Tokenizer::find_in(infer::locate_model(dir).dir);
+  if (file.empty() || data::Tokenizer::load(file).fingerprint() == tokenizer.fingerprint()) return;
   throw Error(fmt::format("the model to start from has another tokenizer ({}) than data.tokenizer", file.string()),
               fmt::format("set data.tokenizer = \"{}\"", file.string()));
 }

@@ -31,7 +31,8 @@ struct CorpusFiles {
 /// shares nothing with training), or when there are too few files to split.
 CorpusFiles find_corpus_files(const DataConfig& config);
 
-/// The tokenizer that [data] names: "gpt2" (with `merges`), "gpt2-json", "bytes", or a tokenizer.json.
+/// The tokenizer that [data] names: "gpt2" (with `merges`), "gpt2-json", "bytes", a tokenizer.json, or SentencePiece's
+/// .model file.
 data::Tokenizer make_tokenizer(const DataConfig& config);
 
 /// Throws fox::Error when the model at `dir`, whose weights a run is to start from, has another tokenizer.

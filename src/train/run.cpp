@@ -102,7 +102,7 @@ Run::Run(RunConfig config, data::Tokenizer tokenizer, RunDirectory& directory, C
       model_(make_model(config_, directory_.init_from())),
       trainer_(model_, trainer_options(config_.train)),
       lag_(model_.parameters().front().tensor.is_cpu() ? 0 : 1),
-      writer_(checkpoints, [this](const fs::path& dir) { tokenizer_.save(dir / "tokenizer.json"); }) {}
+      writer_(checkpoints, [this](const fs::path& dir) { tokenizer_.save_in(dir); }) {}
 
 void Run::restore(const checkpoint::CheckpointEntry& entry) {
   const fs::path file = entry.dir / "trainer.json";

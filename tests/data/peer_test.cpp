@@ -1,5 +1,6 @@
 // The C++ half of peer_test.py, which names the folder to work in by FOX_PEER_DIR and compares what this half wrote
 // there.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -62,6 +63,38 @@ TEST_F(Peer, EncodesAndDecodesEscapedText) {
   json decoded = json::array();
   for (const json& text : read("escaped.json")) decoded.push_back(json_unescaped(text.get<std::string>()));
   std::ofstream(dir_ / "decoded.json") << decoded;
+}
+
+std::string hex(std::string_view bytes) {
+  std::string digits;
+  for (const char byte : bytes) digits += fmt::format("{:02x}", static_cast<uint8_t>(byte));
+  return digits;
+}
+
+std::string bytes_of_hex(const std::string& digits) {
+  std::string bytes;
+  for (size_t i = 0; i < digits.size(); i += 2) bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+  return bytes;
+}
+
+TEST_F(Peer, EncodesAndDecodesAsSentencePiece) {
+  const json asked = read("sentence_piece.json");
+  json all;
+  for (const auto& [name, id_lists] : asked.at("ids").items()) {
+    const Tokenizer tokenizer = Tokenizer::load(dir_ / name);
+    json encoded = json::array(), decoded = json::array(), continued = json::array();
+    for (const json& text : asked.at("texts")) encoded.push_back(tokenizer.encode(bytes_of_hex(text)));
+    for (const json& ids : id_lists) {
+      decoded.push_back(hex(tokenizer.decode(ids.get<std::vector<int32_t>>())));
+      continued.push_back(hex(tokenizer.decode(ids.get<std::vector<int32_t>>(), true)));
+    }
+    all[name] = {{"encoded", encoded},
+                 {"decoded", decoded},
+                 {"continued", continued},
+                 {"vocab_size", tokenizer.vocab_size()},
+                 {"end_of_text", tokenizer.end_of_text()}};
+  }
+  std::ofstream(dir_ / "sentence_piece_ours.json") << all;
 }
 
 TEST_F(Peer, ReadsLongCrawl64) {

@@ -3,6 +3,7 @@
 
 Usage: peer_test.py PATH_TO_peer_test    (exit code 77: the libraries of requirements-test.txt are not installed)
 """
+import codecs
 import json
 import os
 import pathlib
@@ -17,10 +18,12 @@ import warnings
 try:
     import numcodecs
     import numpy
+    import sentencepiece
     import tokenizers
     import zarr
 
     import peers
+    import sentence_piece_peers
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
     import make_longcrawl64
 except ImportError as error:
@@ -74,6 +77,14 @@ def published_decode(text):
     return decoded.encode("utf-8", errors="ignore").decode("utf-8")
 
 
+def replacing_each_byte(error):
+    """As sentencepiece decodes byte pieces that spell no character."""
+    return "\ufffd", error.start + 1
+
+
+codecs.register_error("replacing_each_byte", replacing_each_byte)
+
+
 class PeerTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -98,6 +109,7 @@ class PeerTest(unittest.TestCase):
             (folder / f"example_train_{number}.jsonl.zst").write_bytes(numcodecs.zstd.Zstd(level=3).encode(lines.encode("utf-8")))
         cls.escaped = random_escapes(20000)
         cls.write("escaped.json", cls.escaped)
+        cls.make_sentence_pieces()
         cls.longcrawl64 = make_longcrawl64.make(cls.dir / "longcrawl64.zarr", 2100, 4196)
         cls.boxes = cls.make_arrays()
         cls.write("boxes.json", [{k: v for k, v in box.items() if k != "expected"} for box in cls.boxes])
@@ -115,6 +127,22 @@ class PeerTest(unittest.TestCase):
     @classmethod
     def read(cls, name):
         return json.loads((cls.dir / name).read_text(encoding="utf-8"))
+
+    @classmethod
+    def make_sentence_pieces(cls):
+        folder = cls.dir / "sentence_piece"
+        folder.mkdir()
+        models = [sentence_piece_peers.train(folder, kind) for kind in sentence_piece_peers.KINDS]
+        for kind in sentence_piece_peers.WITH_UNUSED:
+            models.append(folder / f"{kind}_unused.model")
+            models[-1].write_bytes(sentence_piece_peers.with_unused_pieces((folder / f"{kind}.model").read_bytes()))
+        cls.sentence_pieces = {f"sentence_piece/{path.name}": sentencepiece.SentencePieceProcessor(model_file=str(path)) for path in models}
+        lines = sentence_piece_peers.sentences()
+        texts = [*cls.texts, *lines[:300], "\n".join(lines), " ".join(lines) * 3, "a<sep>b fox <ctl> x\u2581x<s> a  b\u2581 ", " ", "\u2581", "", "   a   "]
+        damaged = [b"\xff", b"a\xc3", b"\xe2\x96 \x81", b"\xf0\x9f\x98 x", b"\x80\xed\xa0\x80b"]
+        cls.sentence_piece_texts = [text.encode("utf-8") for text in texts] + damaged
+        cls.sentence_piece_ids = {name: sentence_piece_peers.random_ids(processor, 500, 3) for name, processor in cls.sentence_pieces.items()}
+        cls.write("sentence_piece.json", {"texts": [text.hex() for text in cls.sentence_piece_texts], "ids": cls.sentence_piece_ids})
 
     @classmethod
     def make_arrays(cls):
@@ -192,6 +220,20 @@ class PeerTest(unittest.TestCase):
             self.assertEqual(ids, encoding.encode_ordinary(json.dumps(text)[1:-1]), text)
         for text, decoded in zip(self.escaped, self.read("decoded.json"), strict=True):
             self.assertEqual(decoded, published_decode(text), text)
+
+    def test_sentence_pieces_are_those_of_the_package(self):
+        ours = self.read("sentence_piece_ours.json")
+        for name, processor in self.sentence_pieces.items():
+            mine = ours[name]
+            self.assertEqual(mine["vocab_size"], processor.get_piece_size())
+            self.assertEqual(mine["end_of_text"], processor.bos_id() if processor.bos_id() >= 0 else processor.eos_id())
+            for text, ids in zip(self.sentence_piece_texts, mine["encoded"], strict=True):
+                self.assertEqual(ids, processor.encode(text), (name, text[:200]))
+            before = processor.encode("a")
+            for ids, alone, behind in zip(self.sentence_piece_ids[name], mine["decoded"], mine["continued"], strict=True):
+                decode = lambda digits: bytes.fromhex(digits).decode("utf-8", errors="replacing_each_byte")
+                self.assertEqual(decode(alone), processor.decode(ids), (name, ids))
+                self.assertEqual(processor.decode(before) + decode(behind), processor.decode(before + ids), (name, ids))
 
     def test_longcrawl64_is_read_as_zarr_reads_it(self):
         array = zarr.open(str(self.dir / "longcrawl64.zarr"), mode="r")

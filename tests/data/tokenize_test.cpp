@@ -125,48 +125,50 @@ TEST_F(TokenizeTest, BytesDoNotDependOnThreads) {
   for (const json& source : sources) EXPECT_EQ(source["checksum"], file_checksum(source["path"].get<std::string>()));
 }
 
-// A process that builds is killed (SIGKILL) at moments spread over the work, until one comes to the end.
+// A process that builds is killed (SIGKILL) again and again, some time after it has saved, until one comes to the end.
 TEST_F(TokenizeTest, KilledAndStartedAgainItEndsWithTheSameBytes) {
   write_corpus(60);
   const Tokenizer tokenizer = Tokenizer::gpt2(500);
-  const auto start = std::chrono::steady_clock::now();
-  const pid_t alone = ::fork();
-  if (alone == 0) {
-    build_token_store({dir_ / "c"}, tokenizer, dir_ / "alone", {.threads = 2, .save_interval_s = 0});
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(alone, &status, 0);
-  ASSERT_EQ(status, 0);
-  const auto whole = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
   int killed = 0, resumed = 0;
-  for (int attempt = 0; attempt < 100; ++attempt) {
+  for (bool ended = false; !ended && killed < 100;) {
     int pipe[2];
     ASSERT_EQ(::pipe(pipe), 0);
     const pid_t child = ::fork();
     if (child == 0) {
+      const auto tell = [&](char what) {
+        if (::write(pipe[1], &what, 1) != 1) ::_exit(1);
+      };
       BuildOptions options{.threads = 2, .save_interval_s = 0};
-      options.on_resume = [&] {
-        if (::write(pipe[1], "!", 1) != 1) ::_exit(1);
+      options.on_resume = [&] { tell('r'); };
+      int saves = 0;
+      options.on_save = [&] {
+        ++saves;
+        if (saves == 1) tell('s');
+        // It waits for its end, however late that comes on a busy machine.
+        while (saves == 2) ::pause();
       };
       build_token_store({dir_ / "c"}, tokenizer, dir_ / "store", options);
+      tell('e');
       ::_exit(0);
     }
-    ::usleep(static_cast<useconds_t>(whole.count() / 8 + whole.count() * attempt / 40));
-    ::kill(child, SIGKILL);
-    ::waitpid(child, &status, 0);
     ::close(pipe[1]);
-    char byte;
-    resumed += ::read(pipe[0], &byte, 1) == 1;
+    char said = 0;
+    while (::read(pipe[0], &said, 1) == 1 && said == 'r') ++resumed;
     ::close(pipe[0]);
-    if (WIFEXITED(status)) {
-      ASSERT_EQ(WEXITSTATUS(status), 0);
-      break;
+    ended = said == 'e';
+    if (!ended) {
+      ASSERT_EQ(said, 's') << "it died by itself";
+      ::usleep(static_cast<useconds_t>(killed * 17 % 60 * 1000));
+      ::kill(child, SIGKILL);
+      ++killed;
     }
-    ++killed;
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ASSERT_EQ(WIFSIGNALED(status), !ended);
   }
-  EXPECT_GE(killed, 2);
-  EXPECT_GE(resumed, 1);
+  EXPECT_GE(killed, 4);
+  EXPECT_GE(resumed, 3);
+  build_token_store({dir_ / "c"}, tokenizer, dir_ / "alone", {.threads = 2});
   EXPECT_TRUE(contents(dir_ / "alone") == contents(dir_ / "store"));
 }
 

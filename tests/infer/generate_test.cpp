@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <fstream>
+
 #include "base/error.h"
 #include "base/interrupt.h"
+#include "support/sentence_piece_file.h"
+#include "support/temporary_folder.h"
 #include "support/tiny_model.h"
 
 namespace fox::infer {
@@ -68,6 +72,18 @@ TEST(Generate, StreamsWhatItReturns) {
   EXPECT_EQ(made.reason, FinishReason::kLength);
   EXPECT_EQ(made.ids.size(), 6u);
   EXPECT_EQ(made.prompt_tokens, 3);  // with <|endoftext|>
+}
+
+// SentencePiece puts a space before a text; a text that goes on with a word has it between them.
+TEST(Generate, ASentencePieceKeepsItsSpaceBehindAPromptOnly) {
+  const test::TemporaryFolder folder;
+  const auto file = folder.path() / "x.model";
+  std::ofstream(file, std::ios::binary) << test::SentencePieceFile().bytes();
+  const data::Tokenizer tokenizer = data::Tokenizer::load(file);
+  model::LanguageModel model = scripted_model("x", tokenizer);
+  EXPECT_EQ(generate(model, tokenizer, "", greedy(3)).text, "x x x");
+  EXPECT_EQ(generate(model, tokenizer, "  ", greedy(3)).text, "x x x");
+  EXPECT_EQ(generate(model, tokenizer, "a", greedy(3)).text, " x x x");
 }
 
 TEST(Generate, HoldsHalfCharactersBack) {

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "support/model_folder.h"
+#include "support/sentence_piece_file.h"
 #include "support/temporary_folder.h"
 #include "support/tiny_model.h"
 
@@ -47,6 +48,17 @@ TEST_F(LoadModelTest, HuggingFaceDirectory) {
   EXPECT_EQ(loaded.location.dir, dir_);
   EXPECT_FALSE(loaded.location.run_dir || loaded.location.tokens || loaded.location.train_context());
   EXPECT_TRUE(loaded.location.run_json().is_null());
+}
+
+TEST_F(LoadModelTest, SentencePieceModelBesideTheWeights) {
+  test::write_text(folder_.path() / "x.model", test::SentencePieceFile().bytes());
+  const data::Tokenizer tokenizer = data::Tokenizer::load(folder_.path() / "x.model");
+  test::write_model_folder(dir_, model_, tokenizer);
+  LoadedModel loaded = load_model(dir_);
+  expect_same_logits(loaded);
+  EXPECT_EQ(loaded.tokenizer.fingerprint(), tokenizer.fingerprint());
+  test::write_text(dir_ / "tokenizer.model", "damaged");
+  expect_error([&] { load_model(dir_); }, "tokenizer.model is no SentencePiece model");
 }
 
 TEST_F(LoadModelTest, RunDirectoryStandsForItsNewestCompleteCheckpoint) {

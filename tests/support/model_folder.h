@@ -28,7 +28,7 @@ inline void write_model_folder(const std::filesystem::path& dir, const model::La
                                const data::Tokenizer& tokenizer) {
   write_text(dir / "config.json", model.config().to_json().dump());
   checkpoint::write_safetensors(dir / "model.safetensors", named_weights(model));
-  tokenizer.save(dir / "tokenizer.json");
+  tokenizer.save_in(dir);
 }
 
 /// A run directory with one complete checkpoint, as `fox train` leaves it; no metrics.

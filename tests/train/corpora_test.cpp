@@ -84,6 +84,27 @@ TEST(LongCrawl64Run, ItsArraysAreNoText) {
   EXPECT_TRUE(contains(error_of(config), "set data.format = \"longcrawl64\""));
 }
 
+TEST(SentencePieceRun, KeepsItsModelBesideTheWeights) {
+  test::TemporaryFolder folder;
+  RunConfig config = small_run(folder.path());
+  config.data.tokenizer = FOX_SOURCE_DIR "/tests/data/sentence_piece/bpe.model";
+  ASSERT_EQ(error_of(config), "");
+  const auto loaded = infer::load_model(config.output.dir, at::kCPU);
+  EXPECT_TRUE(fs::exists(loaded.location.dir / "tokenizer.model"));
+  EXPECT_FALSE(fs::exists(loaded.location.dir / "tokenizer.json"));
+  EXPECT_EQ(loaded.tokenizer.fingerprint(), data::Tokenizer::load(config.data.tokenizer).fingerprint());
+  EXPECT_NO_THROW(eval::HeldOutText(loaded, {}));
+  // Tokens of another tokenizer are not taken for this one's.
+  const fs::path other = folder.path() / "other";
+  data::build_token_store({config.data.valid[0]}, data::Tokenizer::gpt2(0), other);
+  try {
+    eval::HeldOutText(loaded, {other});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()), other.string() + " was made with another tokenizer than the model's");
+  }
+}
+
 class StoreRun : public ::testing::Test {
  protected:
   void SetUp() override {
