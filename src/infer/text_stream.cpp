@@ -69,7 +69,7 @@ std::string Utf8Repair::push(std::string_view bytes) {
 }
 
 std::string Utf8Repair::finish() {
-  const std::string out(pending_.empty() ? std::string_view() : kReplacement);
+  std::string out(pending_.empty() ? std::string_view() : kReplacement);
   pending_.clear();
   return out;
 }

@@ -56,7 +56,7 @@ CheckpointStore::CheckpointStore(fs::path folder, CheckpointStoreOptions options
 
 fs::path CheckpointStore::save(int64_t tokens, const std::function<void(const fs::path&)>& write) {
   const std::string name = checkpoint::checkpoint_name(tokens);
-  const fs::path target = folder_ / name;
+  fs::path target = folder_ / name;
   const fs::path beside = folder_ / fmt::format("{}{}", kWriting, name);
   std::error_code error;
   fs::create_directory(beside, error);
@@ -100,7 +100,7 @@ void CheckpointStore::prune(int64_t newest_tokens) const {
 }
 
 std::optional<CheckpointEntry> CheckpointStore::newest(const std::function<void(const std::string&)>& warn) const {
-  const auto found = checkpoint::newest_checkpoint(folder_, warn);
+  auto found = checkpoint::newest_checkpoint(folder_, warn);
   if (!found && !checkpoint::list_checkpoints(folder_).empty()) {
     throw Error(fmt::format("none of the checkpoints in {} is complete", folder_.string()),
                 "bring one back from a copy, or delete the run's folder to start again");
