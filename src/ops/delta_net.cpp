@@ -184,7 +184,7 @@ constinit const ScanOp kDeltaNetScan{.name = kDeltaNetOp,
 RecurrenceResult delta_net(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK, const at::Tensor& v_BTHV,
                            const at::Tensor& beta_BTH, const RecurrenceOptions& options) {
   const DeltaNetInputs in(q_BTHK, k_BTHK, v_BTHV, beta_BTH, options);
-  if (q_BTHK.size(1) > 1) {
+  if (has_scan(q_BTHK)) {
     return scan(kDeltaNetScan, {in.q, in.k, in.v, in.beta, in.starts_1T}, in.first, options.chunk_size);
   }
   const auto result = delta_net_step(in, 0, in.first);

@@ -161,7 +161,7 @@ constinit const ScanOp kHgrn2Scan{.name = kHgrn2Op,
 RecurrenceResult hgrn2(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK, const at::Tensor& v_BTHV,
                        const at::Tensor& log_g_BTHK, const RecurrenceOptions& options) {
   const Hgrn2Inputs in(q_BTHK, k_BTHK, v_BTHV, log_g_BTHK, options);
-  if (q_BTHK.size(1) > 1) return scan(kHgrn2Scan, {in.q, in.k, in.v, in.log_g}, in.first, options.chunk_size);
+  if (has_scan(q_BTHK)) return scan(kHgrn2Scan, {in.q, in.k, in.v, in.log_g}, in.first, options.chunk_size);
   const auto result = hgrn2_step(in, 0, in.first);
   return {cast(result.o.unsqueeze(1), v_BTHV.scalar_type()), result.state};
 }

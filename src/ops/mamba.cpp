@@ -107,7 +107,7 @@ struct MambaKernelInputs {
 ScanResult mamba_forward_cpu(at::TensorList inputs, const at::Tensor& first, int64_t) {
   const MambaKernelInputs in(inputs, first);
   const auto y = at::empty_like(in.x), last = at::empty_like(in.first);
-  const auto kept = room_for_states(kernels::mamba_chunks(in.x.size(1)), in.first);
+  const auto kept = room_for_states(kernels::mamba_chunks(in.x.size(1)) - 1, in.first);
   dispatch_real(first.scalar_type(), [&]<class T>() {
     kernels::mamba(in.params<T>(), y.mutable_data_ptr<T>(), last.mutable_data_ptr<T>(), kept.mutable_data_ptr<T>());
   });
@@ -158,11 +158,11 @@ RecurrenceResult mamba(const at::Tensor& x_BTI, const at::Tensor& dt_BTI, const 
                        const at::Tensor& b_BTN, const at::Tensor& c_BTN, const at::Tensor& d_I,
                        const RecurrenceOptions& options) {
   const MambaInputs in(x_BTI, dt_BTI, a_IN, b_BTN, c_BTN, d_I, options);
-  if (x_BTI.size(1) == 1) {
-    const auto result = mamba_step(in, 0, in.first);
-    return {cast(result.o.unsqueeze(1), x_BTI.scalar_type()), result.state};
+  if (has_scan(x_BTI)) {
+    return scan(kMambaScan, {in.x, in.dt, in.b, in.c, in.starts_1T, in.a, in.d}, in.first, options.chunk_size);
   }
-  return scan(kMambaScan, {in.x, in.dt, in.b, in.c, in.starts_1T, in.a, in.d}, in.first, options.chunk_size);
+  const auto result = mamba_step(in, 0, in.first);
+  return {cast(result.o.unsqueeze(1), x_BTI.scalar_type()), result.state};
 }
 
 RecurrenceResult mamba_reference(const at::Tensor& x_BTI, const at::Tensor& dt_BTI, const at::Tensor& a_IN,

@@ -198,7 +198,7 @@ RecurrenceResult mamba2(const at::Tensor& x_BTHP, const at::Tensor& dt_BTH, cons
                         const at::Tensor& b_BTN, const at::Tensor& c_BTN, const at::Tensor& d_H,
                         const RecurrenceOptions& options) {
   const Mamba2Inputs in(x_BTHP, dt_BTH, a_H, b_BTN, c_BTN, d_H, options);
-  if (x_BTHP.size(1) > 1) {
+  if (has_scan(x_BTHP)) {
     return scan(kMamba2Scan, {in.x, in.dt, in.log_decay, in.b, in.c, in.d}, in.first, options.chunk_size);
   }
   const auto result = mamba2_step(in, 0, in.first);

@@ -10,8 +10,8 @@
 
 /// How a linear recurrence becomes an operator of the dispatcher, fox::NAME_scan with fox::NAME_scan_backward. A
 /// recurrence is given as one function in ATen calls (ScanOp::run); it is computed piece by piece of time, only the
-/// states between pieces are kept, and the backward pass runs each piece again under autograd. That is what devices fall
-/// back to for shapes and dtypes that have no kernel; on the CPU everything has one.
+/// states between pieces are kept, and the backward pass runs each piece again under autograd. That is what devices
+/// fall back to for shapes and dtypes that have no kernel; on the CPU everything has one.
 namespace fox::ops {
 
 struct ScanOp {
@@ -41,6 +41,10 @@ ScanResult scan_in_pieces(const ScanOp& op, at::TensorList inputs, const at::Ten
 ScanGradients scan_in_pieces_backward(const ScanOp& op, const at::Tensor& d_o, const at::Tensor& dlast,
                                       at::TensorList inputs, const at::Tensor& first, const at::Tensor& kept,
                                       int64_t chunk_size);
+
+/// Whether the operator is what x (B, T, ...) should go through: it is made for many tokens, and on the CPU for one
+/// too. Elsewhere a single token is a few calls, those of the reference.
+inline bool has_scan(const at::Tensor& x_BT) { return x_BT.size(1) > 1 || x_BT.is_cpu(); }
 
 /// Calls the operator, recording it for autograd if a gradient is wanted. first: float32, or float64 for float64
 /// inputs.

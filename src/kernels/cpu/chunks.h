@@ -7,12 +7,12 @@
 namespace fox::kernels {
 
 inline constexpr int64_t kChunk = 64;  ///< tokens computed together
-/// The forward pass keeps the state before every so many-th chunk, the backward pass computes those between again: a
-/// state of 128 × 128 is as large as the keys, values and gates of 43 tokens.
+/// The forward pass keeps the state before every so many-th chunk, but for the first one, which the caller has; the
+/// backward pass computes those between again. A state of 128 × 128 is as large as keys, values and gates of 43 tokens.
 inline constexpr int64_t kKeptEvery = 4;
 
 inline int64_t chunks_of(int64_t length) { return (length + kChunk - 1) / kChunk; }
-inline int64_t kept_states(int64_t chunks) { return (chunks + kKeptEvery - 1) / kKeptEvery; }
+inline int64_t kept_states(int64_t chunks) { return (chunks - 1) / kKeptEvery; }
 
 /// Some tokens that follow each other, at most 64, of one document.
 struct TokenChunk {

@@ -138,17 +138,16 @@ struct DeltaNetChunk {
 };
 
 template <class T>
-void delta_net_forward_head(const DeltaNetParams<T>& p, const std::vector<TokenChunk>& chunks, const HeadRows<T>& o,
-                            T* last, T* kept, int64_t head) {
-  const FlushDenormals flush;
-  DeltaNetChunk<T> x(p);
+void delta_net_forward_head(DeltaNetChunk<T>& x, const std::vector<TokenChunk>& chunks, const HeadRows<T>& o, T* last,
+                            T* kept, int64_t head) {
+  const auto& p = x.p;
   const int64_t b = head / p.heads, h = head % p.heads;
   T *state, *out;
   const auto memory = allocate_arrays<T>({{&state, p.keys * x.values}, {&out, kChunk * x.values}});
   pack_rows(p.first + head * p.state_size(), p.values, p.keys, p.values, state);
   for (size_t i = 0; i < chunks.size(); ++i) {
-    if (i % kKeptEvery == 0) {
-      T* to = kept + (static_cast<int64_t>(i) / kKeptEvery * p.batch * p.heads + head) * p.state_size();
+    if (i > 0 && i % kKeptEvery == 0) {
+      T* to = kept + ((static_cast<int64_t>(i) / kKeptEvery - 1) * p.batch * p.heads + head) * p.state_size();
       unpack_rows(state, p.keys, p.values, T(1), to, p.values);
     }
     x.write(b, h, chunks[i], state);
@@ -232,20 +231,20 @@ struct DeltaNetChunkGradients {
 };
 
 template <class T>
-void delta_net_backward_head(const DeltaNetParams<T>& p, const std::vector<TokenChunk>& chunks, const T* kept,
+void delta_net_backward_head(DeltaNetChunkGradients<T>& y, const std::vector<TokenChunk>& chunks, const T* kept,
                              const DeltaNetGradients<T>& grads, int64_t head) {
-  const FlushDenormals flush;
-  DeltaNetChunk<T> x(p);
-  DeltaNetChunkGradients<T> y(x);
+  auto& x = y.x;
+  const auto& p = x.p;
   const int64_t b = head / p.heads, h = head % p.heads, state_size = p.keys * x.values;
   T *dstate, *states;
   const auto memory = allocate_arrays<T>({{&dstate, state_size}, {&states, kKeptEvery * state_size}});
   pack_rows(grads.dlast + head * p.state_size(), p.values, p.keys, p.values, dstate);
   const auto count = static_cast<int64_t>(chunks.size());
-  for (int64_t segment = kept_states(count) - 1; segment >= 0; --segment) {
+  for (int64_t segment = kept_states(count); segment >= 0; --segment) {
     const int64_t begin = segment * kKeptEvery, end = std::min(begin + kKeptEvery, count);
     const auto state_before = [&](int64_t i) { return states + (i - begin) * state_size; };
-    pack_rows(kept + (segment * p.batch * p.heads + head) * p.state_size(), p.values, p.keys, p.values, states);
+    const T* from = segment == 0 ? p.first : kept + (segment - 1) * p.batch * p.heads * p.state_size();
+    pack_rows(from + head * p.state_size(), p.values, p.keys, p.values, states);
     for (int64_t i = begin; i + 1 < end; ++i) {
       x.write(b, h, chunks[i], state_before(i));
       std::copy_n(state_before(i), state_size, state_before(i + 1));
@@ -268,21 +267,74 @@ void delta_net_backward_head(const DeltaNetParams<T>& p, const std::vector<Token
 }
 
 using Chunks = std::vector<TokenChunk>;
+/// One token that starts no document: some columns of the state after others, each read twice while it is near.
+template <class T>
+void delta_net_step(const DeltaNetParams<T>& p, const HeadRows<T>& o, T* last, int64_t head) {
+  const int64_t b = head / p.heads, h = head % p.heads;
+  const T *q = p.q.at(b, 0, h), *k = p.k.at(b, 0, h), *v = p.v.at(b, 0, h), *before = p.first + head * p.state_size();
+  T* after = last + head * p.state_size();
+  for_each_block<T>(0, p.values, [&]<int V>(const auto& io, int64_t column) HWY_ATTR {
+    const Tag<T> d;
+    hn::Vec<Tag<T>> written[V], sum[V];
+    for (int n = 0; n < V; ++n) written[n] = io.load(v + column + n * kLanes<T>), sum[n] = hn::Zero(d);
+    for (int64_t c = 0; c < p.keys; ++c) {
+      const auto key = hn::Set(d, k[c]);
+      HWY_UNROLL(4)
+      for (int n = 0; n < V; ++n) {
+        written[n] = hn::NegMulAdd(key, io.load(before + c * p.values + column + n * kLanes<T>), written[n]);
+      }
+    }
+    for (int n = 0; n < V; ++n) written[n] = hn::Mul(written[n], hn::Set(d, *p.beta.at(b, 0, h)));
+    for (int64_t c = 0; c < p.keys; ++c) {
+      const auto key = hn::Set(d, k[c]), query = hn::Set(d, q[c] * p.scale);
+      HWY_UNROLL(4)
+      for (int n = 0; n < V; ++n) {
+        const int64_t at = c * p.values + column + n * kLanes<T>;
+        const auto state = hn::MulAdd(key, written[n], io.load(before + at));
+        io.store(state, after + at);
+        sum[n] = hn::MulAdd(query, state, sum[n]);
+      }
+    }
+    for (int n = 0; n < V; ++n) io.store(sum[n], o.at(b, 0, h) + column + n * kLanes<T>);
+  });
+}
+
+/// Heads [begin, end), in one thread's memory.
+template <class T>
+void delta_net_forward_heads(const DeltaNetParams<T>& p, const Chunks& chunks, const HeadRows<T>& o, T* last, T* kept,
+                             int64_t begin, int64_t end) {
+  const FlushDenormals flush;
+  if (p.length == 1 && !chunks[0].fresh) {
+    for (int64_t head = begin; head < end; ++head) delta_net_step(p, o, last, head);
+    return;
+  }
+  DeltaNetChunk<T> x(p);
+  for (int64_t head = begin; head < end; ++head) delta_net_forward_head(x, chunks, o, last, kept, head);
+}
+template <class T>
+void delta_net_backward_heads(const DeltaNetParams<T>& p, const Chunks& chunks, const T* kept,
+                              const DeltaNetGradients<T>& g, int64_t begin, int64_t end) {
+  const FlushDenormals flush;
+  DeltaNetChunk<T> x(p);
+  DeltaNetChunkGradients<T> y(x);
+  for (int64_t head = begin; head < end; ++head) delta_net_backward_head(y, chunks, kept, g, head);
+}
+
 void forward_f32(const DeltaNetParams<float>& p, const Chunks& chunks, const HeadRows<float>& o, float* last,
-                 float* kept, int64_t head) {
-  delta_net_forward_head(p, chunks, o, last, kept, head);
+                 float* kept, int64_t begin, int64_t end) {
+  delta_net_forward_heads(p, chunks, o, last, kept, begin, end);
 }
 void forward_f64(const DeltaNetParams<double>& p, const Chunks& chunks, const HeadRows<double>& o, double* last,
-                 double* kept, int64_t head) {
-  delta_net_forward_head(p, chunks, o, last, kept, head);
+                 double* kept, int64_t begin, int64_t end) {
+  delta_net_forward_heads(p, chunks, o, last, kept, begin, end);
 }
 void backward_f32(const DeltaNetParams<float>& p, const Chunks& chunks, const float* kept,
-                  const DeltaNetGradients<float>& g, int64_t head) {
-  delta_net_backward_head(p, chunks, kept, g, head);
+                  const DeltaNetGradients<float>& g, int64_t begin, int64_t end) {
+  delta_net_backward_heads(p, chunks, kept, g, begin, end);
 }
 void backward_f64(const DeltaNetParams<double>& p, const Chunks& chunks, const double* kept,
-                  const DeltaNetGradients<double>& g, int64_t head) {
-  delta_net_backward_head(p, chunks, kept, g, head);
+                  const DeltaNetGradients<double>& g, int64_t begin, int64_t end) {
+  delta_net_backward_heads(p, chunks, kept, g, begin, end);
 }
 
 }  // namespace
@@ -308,25 +360,29 @@ template <>
 void delta_net(const DeltaNetParams<float>& p, const HeadRows<float>& o, float* last, float* kept) {
   const auto run = HWY_DYNAMIC_DISPATCH(forward_f32);
   const auto chunks = cut_chunks(p.length, p.starts);
-  parallel_items(p.batch * p.heads, [&](int64_t head) { run(p, chunks, o, last, kept, head); });
+  parallel_pieces(p.batch * p.heads, 1,
+                  [&](int64_t begin, int64_t end, int64_t) { run(p, chunks, o, last, kept, begin, end); });
 }
 template <>
 void delta_net(const DeltaNetParams<double>& p, const HeadRows<double>& o, double* last, double* kept) {
   const auto run = HWY_DYNAMIC_DISPATCH(forward_f64);
   const auto chunks = cut_chunks(p.length, p.starts);
-  parallel_items(p.batch * p.heads, [&](int64_t head) { run(p, chunks, o, last, kept, head); });
+  parallel_pieces(p.batch * p.heads, 1,
+                  [&](int64_t begin, int64_t end, int64_t) { run(p, chunks, o, last, kept, begin, end); });
 }
 template <>
 void delta_net_backward(const DeltaNetParams<float>& p, const float* kept, const DeltaNetGradients<float>& g) {
   const auto run = HWY_DYNAMIC_DISPATCH(backward_f32);
   const auto chunks = cut_chunks(p.length, p.starts);
-  parallel_items(p.batch * p.heads, [&](int64_t head) { run(p, chunks, kept, g, head); });
+  parallel_pieces(p.batch * p.heads, 1,
+                  [&](int64_t begin, int64_t end, int64_t) { run(p, chunks, kept, g, begin, end); });
 }
 template <>
 void delta_net_backward(const DeltaNetParams<double>& p, const double* kept, const DeltaNetGradients<double>& g) {
   const auto run = HWY_DYNAMIC_DISPATCH(backward_f64);
   const auto chunks = cut_chunks(p.length, p.starts);
-  parallel_items(p.batch * p.heads, [&](int64_t head) { run(p, chunks, kept, g, head); });
+  parallel_pieces(p.batch * p.heads, 1,
+                  [&](int64_t begin, int64_t end, int64_t) { run(p, chunks, kept, g, begin, end); });
 }
 
 }  // namespace fox::kernels

@@ -12,6 +12,7 @@
 #include "kernels/cpu/hgrn2.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cpu/flush_denormals.h"
 #include "kernels/cpu/parallel.h"
@@ -138,16 +139,15 @@ struct Hgrn2Chunk {
 };
 
 template <class T>
-void hgrn2_forward_head(const Hgrn2Params<T>& p, const HeadRows<T>& o, T* last, T* kept, int64_t head) {
-  const FlushDenormals flush;
-  Hgrn2Chunk<T> x(p);
+void hgrn2_forward_head(Hgrn2Chunk<T>& x, const HeadRows<T>& o, T* last, T* kept, int64_t head) {
+  const auto& p = x.p;
   const int64_t b = head / p.heads, h = head % p.heads;
   T *state, *out;
   const auto memory = allocate_arrays<T>({{&state, p.keys * x.values}, {&out, kChunk * x.values}});
   pack_rows(p.first + head * p.state_size(), p.values, p.keys, p.values, state);
   for (int64_t chunk = 0; chunk < chunks_of(p.length); ++chunk) {
-    if (chunk % kKeptEvery == 0) {
-      T* to = kept + (chunk / kKeptEvery * p.batch * p.heads + head) * p.state_size();
+    if (chunk > 0 && chunk % kKeptEvery == 0) {
+      T* to = kept + ((chunk / kKeptEvery - 1) * p.batch * p.heads + head) * p.state_size();
       unpack_rows(state, p.keys, p.values, T(1), to, p.values);
     }
     x.load_keys(b, h, chunk);
@@ -339,18 +339,18 @@ struct Hgrn2ChunkGradients {
 };
 
 template <class T>
-void hgrn2_backward_head(const Hgrn2Params<T>& p, const T* kept, const Hgrn2Gradients<T>& grads, int64_t head) {
-  const FlushDenormals flush;
-  Hgrn2Chunk<T> x(p);
-  Hgrn2ChunkGradients<T> y(x);
+void hgrn2_backward_head(Hgrn2ChunkGradients<T>& y, const T* kept, const Hgrn2Gradients<T>& grads, int64_t head) {
+  auto& x = y.x;
+  const auto& p = x.p;
   const int64_t b = head / p.heads, h = head % p.heads, state_size = p.keys * x.values;
   T *dstate, *states;
   const auto memory = allocate_arrays<T>({{&dstate, state_size}, {&states, kKeptEvery * state_size}});
   pack_rows(grads.dlast + head * p.state_size(), p.values, p.keys, p.values, dstate);
   const int64_t chunks = chunks_of(p.length);
-  for (int64_t segment = kept_states(chunks) - 1; segment >= 0; --segment) {
+  for (int64_t segment = kept_states(chunks); segment >= 0; --segment) {
     const int64_t begin = segment * kKeptEvery, count = std::min(kKeptEvery, chunks - begin);
-    pack_rows(kept + (segment * p.batch * p.heads + head) * p.state_size(), p.values, p.keys, p.values, states);
+    const T* from = segment == 0 ? p.first : kept + (segment - 1) * p.batch * p.heads * p.state_size();
+    pack_rows(from + head * p.state_size(), p.values, p.keys, p.values, states);
     for (int64_t n = 1; n < count; ++n) {
       T* next = std::copy_n(states + (n - 1) * state_size, state_size, states + n * state_size) - state_size;
       x.load_keys(b, h, begin + n - 1);
@@ -371,17 +371,69 @@ void hgrn2_backward_head(const Hgrn2Params<T>& p, const T* kept, const Hgrn2Grad
   unpack_rows(dstate, p.keys, p.values, T(1), grads.dfirst + head * p.state_size(), p.values);
 }
 
-void forward_f32(const Hgrn2Params<float>& p, const HeadRows<float>& o, float* last, float* kept, int64_t head) {
-  hgrn2_forward_head(p, o, last, kept, head);
+/// One token: the state is read and written once.
+template <class T>
+void hgrn2_step(const Hgrn2Params<T>& p, const HeadRows<T>& o, T* last, int64_t head) {
+  const int64_t b = head / p.heads, h = head % p.heads;
+  const T *q = p.q.at(b, 0, h), *k = p.k.at(b, 0, h), *v = p.v.at(b, 0, h), *log_g = p.log_g.at(b, 0, h);
+  const T* before = p.first + head * p.state_size();
+  T* after = last + head * p.state_size();
+  std::vector<T> g(p.keys);
+  for_each_vector<T>(p.keys, [&](const auto& io, int64_t c)
+                                 HWY_ATTR { io.store(exp_checked(io.d, io.load(log_g + c)), g.data() + c); });
+  for_each_block<T>(0, p.values, [&]<int V>(const auto& io, int64_t column) HWY_ATTR {
+    const Tag<T> d;
+    hn::Vec<Tag<T>> value[V], sum[V];
+    for (int n = 0; n < V; ++n) value[n] = io.load(v + column + n * kLanes<T>), sum[n] = hn::Zero(d);
+    for (int64_t c = 0; c < p.keys; ++c) {
+      const auto gate = hn::Set(d, g[c]), key = hn::Set(d, k[c]), query = hn::Set(d, q[c] * p.scale);
+      HWY_UNROLL(4)
+      for (int n = 0; n < V; ++n) {
+        const int64_t at = c * p.values + column + n * kLanes<T>;
+        const auto state = hn::MulAdd(gate, io.load(before + at), hn::Mul(key, value[n]));
+        io.store(state, after + at);
+        sum[n] = hn::MulAdd(query, state, sum[n]);
+      }
+    }
+    for (int n = 0; n < V; ++n) io.store(sum[n], o.at(b, 0, h) + column + n * kLanes<T>);
+  });
 }
-void forward_f64(const Hgrn2Params<double>& p, const HeadRows<double>& o, double* last, double* kept, int64_t head) {
-  hgrn2_forward_head(p, o, last, kept, head);
+
+/// Heads [begin, end), in one thread's memory.
+template <class T>
+void hgrn2_forward_heads(const Hgrn2Params<T>& p, const HeadRows<T>& o, T* last, T* kept, int64_t begin, int64_t end) {
+  const FlushDenormals flush;
+  if (p.length == 1) {
+    for (int64_t head = begin; head < end; ++head) hgrn2_step(p, o, last, head);
+    return;
+  }
+  Hgrn2Chunk<T> x(p);
+  for (int64_t head = begin; head < end; ++head) hgrn2_forward_head(x, o, last, kept, head);
 }
-void backward_f32(const Hgrn2Params<float>& p, const float* kept, const Hgrn2Gradients<float>& g, int64_t head) {
-  hgrn2_backward_head(p, kept, g, head);
+template <class T>
+void hgrn2_backward_heads(const Hgrn2Params<T>& p, const T* kept, const Hgrn2Gradients<T>& g, int64_t begin,
+                          int64_t end) {
+  const FlushDenormals flush;
+  Hgrn2Chunk<T> x(p);
+  Hgrn2ChunkGradients<T> y(x);
+  for (int64_t head = begin; head < end; ++head) hgrn2_backward_head(y, kept, g, head);
 }
-void backward_f64(const Hgrn2Params<double>& p, const double* kept, const Hgrn2Gradients<double>& g, int64_t head) {
-  hgrn2_backward_head(p, kept, g, head);
+
+void forward_f32(const Hgrn2Params<float>& p, const HeadRows<float>& o, float* last, float* kept, int64_t begin,
+                 int64_t end) {
+  hgrn2_forward_heads(p, o, last, kept, begin, end);
+}
+void forward_f64(const Hgrn2Params<double>& p, const HeadRows<double>& o, double* last, double* kept, int64_t begin,
+                 int64_t end) {
+  hgrn2_forward_heads(p, o, last, kept, begin, end);
+}
+void backward_f32(const Hgrn2Params<float>& p, const float* kept, const Hgrn2Gradients<float>& g, int64_t begin,
+                  int64_t end) {
+  hgrn2_backward_heads(p, kept, g, begin, end);
+}
+void backward_f64(const Hgrn2Params<double>& p, const double* kept, const Hgrn2Gradients<double>& g, int64_t begin,
+                  int64_t end) {
+  hgrn2_backward_heads(p, kept, g, begin, end);
 }
 
 }  // namespace
@@ -402,22 +454,24 @@ HWY_EXPORT(backward_f64);
 template <>
 void hgrn2(const Hgrn2Params<float>& p, const HeadRows<float>& o, float* last, float* kept) {
   const auto run = HWY_DYNAMIC_DISPATCH(forward_f32);
-  parallel_items(p.batch * p.heads, [&](int64_t head) { run(p, o, last, kept, head); });
+  parallel_pieces(p.batch * p.heads, 1,
+                  [&](int64_t begin, int64_t end, int64_t) { run(p, o, last, kept, begin, end); });
 }
 template <>
 void hgrn2(const Hgrn2Params<double>& p, const HeadRows<double>& o, double* last, double* kept) {
   const auto run = HWY_DYNAMIC_DISPATCH(forward_f64);
-  parallel_items(p.batch * p.heads, [&](int64_t head) { run(p, o, last, kept, head); });
+  parallel_pieces(p.batch * p.heads, 1,
+                  [&](int64_t begin, int64_t end, int64_t) { run(p, o, last, kept, begin, end); });
 }
 template <>
 void hgrn2_backward(const Hgrn2Params<float>& p, const float* kept, const Hgrn2Gradients<float>& g) {
   const auto run = HWY_DYNAMIC_DISPATCH(backward_f32);
-  parallel_items(p.batch * p.heads, [&](int64_t head) { run(p, kept, g, head); });
+  parallel_pieces(p.batch * p.heads, 1, [&](int64_t begin, int64_t end, int64_t) { run(p, kept, g, begin, end); });
 }
 template <>
 void hgrn2_backward(const Hgrn2Params<double>& p, const double* kept, const Hgrn2Gradients<double>& g) {
   const auto run = HWY_DYNAMIC_DISPATCH(backward_f64);
-  parallel_items(p.batch * p.heads, [&](int64_t head) { run(p, kept, g, head); });
+  parallel_pieces(p.batch * p.heads, 1, [&](int64_t begin, int64_t end, int64_t) { run(p, kept, g, begin, end); });
 }
 
 }  // namespace fox::kernels

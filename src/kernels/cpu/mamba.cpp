@@ -85,7 +85,7 @@ void forward_block(const MambaParams<T>& p, const Io& io, int64_t i, T* y, T* la
     const int64_t own = row * p.channels * N;
     block.gather(p.first + own, h.data());
     for (int64_t t = 0; t < p.length; ++t) {
-      if (t % kMambaChunk == 0) block.scatter(h.data(), kept + t / kMambaChunk * all + own);
+      if (t > 0 && t % kMambaChunk == 0) block.scatter(h.data(), kept + (t / kMambaChunk - 1) * all + own);
       if (block.fresh(t)) std::fill(h.begin(), h.end(), T(0));
       const int64_t token = row * p.length + t;
       block.load(p.x, token, x);
@@ -141,7 +141,7 @@ struct BackwardBlock {
       block.gather(g.dlast + row * rows, dh.data());
       for (int64_t chunk = mamba_chunks(p.length) - 1; chunk >= 0; --chunk) {
         const int64_t t0 = chunk * kMambaChunk, count = std::min(kMambaChunk, p.length - t0);
-        block.gather(kept + (chunk * p.batch + row) * rows, states.data());
+        block.gather(chunk == 0 ? p.first + row * rows : kept + ((chunk - 1) * p.batch + row) * rows, states.data());
         for (int64_t t = 0; t < count; ++t) states_of_token(row * p.length + t0 + t, t, block.fresh(t0 + t));
         for (int64_t t = count - 1; t >= 0; --t) gradients_of_token(row * p.length + t0 + t, t);
       }
@@ -214,20 +214,32 @@ struct BackwardBlock {
   }
 };
 
-constexpr int kTogether = 4;  // vectors of a block
-
-/// Calls f.operator()<V>(io, i) on the channels [begin, end): blocks of kTogether vectors, then of one.
-template <class T, class F>
-HWY_INLINE void for_each_block(int64_t begin, int64_t end, const F& f) {
-  const hn::ScalableTag<T> d;
-  const int64_t width = kTogether * static_cast<int64_t>(hn::Lanes(d));
-  for (; begin + width <= end; begin += width) f.template operator()<kTogether>(WholeVector<decltype(d)>{d}, begin);
-  for_each_vector<T>(end - begin, [&](const auto& io, int64_t i) HWY_ATTR { f.template operator()<1>(io, begin + i); });
+/// One token: no state is turned round for it. Channels [begin, end) of all rows.
+template <class T>
+void step_channels(const MambaParams<T>& p, int64_t begin, int64_t end, T* y, T* last) {
+  for (int64_t row = 0; row < p.batch; ++row) {
+    const T *b = p.b + row * p.states, *c = p.c + row * p.states;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t at = row * p.channels + i;
+      const hn::ScalableTag<T> d;
+      const auto rate = hn::Set(d, p.dt[at] * static_cast<T>(kMambaLog2e)), written = hn::Set(d, p.dt[at] * p.x[at]);
+      auto sum = hn::Zero(d);
+      for_each_vector<T>(p.states, [&](const auto& io, int64_t n) HWY_ATTR {
+        const auto decay = exp2(d, hn::Mul(rate, io.load(p.a + i * p.states + n)));
+        const auto left = hn::Mul(decay, io.load(p.first + at * p.states + n));
+        const auto state = hn::MulAdd(written, io.load(b + n), left);
+        io.store(state, last + at * p.states + n);
+        sum = hn::MulAdd(state, io.load(c + n), sum);
+      });
+      y[at] = sum_of_lanes(d, sum) + p.d[i] * p.x[at];
+    }
+  }
 }
 
 template <class T>
 void forward_channels(const MambaParams<T>& p, int64_t begin, int64_t end, T* y, T* last, T* kept) {
   const FlushDenormals flush;
+  if (p.length == 1 && p.starts == nullptr) return step_channels(p, begin, end, y, last);
   for_each_block<T>(begin, end,
                     [&]<int V>(const auto& io, int64_t i) HWY_ATTR { forward_block<V>(p, io, i, y, last, kept); });
 }

@@ -16,11 +16,11 @@ struct MambaParams {
   int64_t batch, length, channels, states;
 };
 
-/// The backward pass needs the states before every kMambaChunk-th token.
+/// The backward pass needs the states before every kMambaChunk-th token but the first.
 constexpr int64_t kMambaChunk = 64;
 inline int64_t mamba_chunks(int64_t length) { return (length + kMambaChunk - 1) / kMambaChunk; }
 
-/// y (B, T, I), last (B, I, N), kept (chunks, B, I, N).
+/// y (B, T, I), last (B, I, N), kept (chunks - 1, B, I, N).
 template <class T>
 void mamba(const MambaParams<T>& p, T* y, T* last, T* kept);
 

@@ -141,15 +141,40 @@ struct HeadGroup {
   int64_t count() const { return end - begin; }
 };
 
-/// Where a kept state lies.
+/// Where the state before a segment of chunks is kept, from the second one on.
 template <class T>
 int64_t kept_at(const Mamba2Params<T>& p, int64_t segment, int64_t row, int64_t head) {
-  return ((segment * p.batch + row) * p.heads + head) * p.state_size();
+  return (((segment - 1) * p.batch + row) * p.heads + head) * p.state_size();
+}
+
+/// One token: the state is read and written once, as it lies.
+template <class T>
+void mamba2_step(const Mamba2Params<T>& p, const HeadRows<T>& y, T* last, int64_t row, int64_t head) {
+  const Tag<T> d;
+  const T *x = p.x.at(row, 0, head), *b = p.b.at(row, 0, 0), *c = p.c.at(row, 0, 0);
+  const T dt = *p.dt.at(row, 0, head);
+  const auto decay = exp_checked(d, hn::Set(d, *p.log_decay.at(row, 0, head)));
+  const int64_t at = (row * p.heads + head) * p.state_size();
+  for (int64_t i = 0; i < p.width; ++i) {
+    const auto written = hn::Set(d, dt * x[i]);
+    auto sum = hn::Zero(d);
+    for_each_vector<T>(p.states, [&](const auto& io, int64_t n) HWY_ATTR {
+      const auto left = hn::Mul(decay, io.load(p.first + at + i * p.states + n));
+      const auto state = hn::MulAdd(written, io.load(b + n), left);
+      io.store(state, last + at + i * p.states + n);
+      sum = hn::MulAdd(state, io.load(c + n), sum);
+    });
+    y.at(row, 0, head)[i] = sum_of_lanes(d, sum) + p.d[head] * x[i];
+  }
 }
 
 template <class T>
 void mamba2_forward_group(const Mamba2Params<T>& p, const HeadRows<T>& y, T* last, T* kept, const HeadGroup& group) {
   const FlushDenormals flush;
+  if (p.length == 1) {
+    for (int64_t head = group.begin; head < group.end; ++head) mamba2_step(p, y, last, group.row, head);
+    return;
+  }
   Mamba2Chunk<T> x(p);
   const Tag<T> d;
   T *state, *read, *out;
@@ -164,7 +189,7 @@ void mamba2_forward_group(const Mamba2Params<T>& p, const HeadRows<T>& y, T* las
     x.load_c(group.row, chunk);
     for (int64_t head = group.begin; head < group.end; ++head) {
       T* own = state_of(head);
-      if (chunk % kKeptEvery == 0) {
+      if (chunk > 0 && chunk % kKeptEvery == 0) {
         unpack_rows(own, p.states, p.width, T(1), kept + kept_at(p, chunk / kKeptEvery, group.row, head), p.width);
       }
       x.load_head(group.row, head, chunk);
@@ -352,7 +377,7 @@ struct Mamba2Backward {
       grads.dd[number] = 0;
     }
     const int64_t chunks = chunks_of(p.length);
-    for (int64_t segment = kept_states(chunks) - 1; segment >= 0; --segment) {
+    for (int64_t segment = kept_states(chunks); segment >= 0; --segment) {
       const int64_t begin = segment * kKeptEvery, count = std::min(kKeptEvery, chunks - begin);
       states_of_segment(kept, segment, count);
       for (int64_t n = count - 1; n >= 0; --n) chunk_gradients(begin + n, n);
@@ -365,7 +390,11 @@ struct Mamba2Backward {
  private:
   void states_of_segment(const T* kept, int64_t segment, int64_t count) {
     for (int64_t head = group.begin; head < group.end; ++head) {
-      pack_rows(kept + kept_at(p, segment, group.row, head), p.width, p.states, p.width, state(0, head));
+      if (segment == 0) {
+        state_from(p.first + (group.row * p.heads + head) * p.state_size(), x, state(0, head));
+      } else {
+        pack_rows(kept + kept_at(p, segment, group.row, head), p.width, p.states, p.width, state(0, head));
+      }
     }
     for (int64_t n = 0; n + 1 < count; ++n) {
       const int64_t chunk = segment * kKeptEvery + n;
@@ -435,9 +464,11 @@ HWY_EXPORT(backward_f64);
 template <class Body>
 void for_each_task(int64_t batch, int64_t heads, const Body& body) {
   const int64_t tasks = mamba2_tasks(batch, heads);
-  parallel_items(batch * tasks, [&](int64_t item) {
-    const int64_t task = item % tasks;
-    body(item / tasks, heads * task / tasks, heads * (task + 1) / tasks, task);
+  parallel_pieces(batch * tasks, 1, [&](int64_t first, int64_t last, int64_t) {
+    for (int64_t item = first; item < last; ++item) {
+      const int64_t task = item % tasks;
+      body(item / tasks, heads * task / tasks, heads * (task + 1) / tasks, task);
+    }
   });
 }
 

@@ -29,12 +29,4 @@ void parallel_pieces(int64_t n, int64_t grain, const Body& body) {
   }
 }
 
-/// Runs body(item) on all of [0, n), in equal contiguous pieces, one a thread.
-template <class Body>
-void parallel_items(int64_t n, const Body& body) {
-  parallel_pieces(n, 1, [&](int64_t begin, int64_t end, int64_t) {
-    for (int64_t item = begin; item < end; ++item) body(item);
-  });
-}
-
 }  // namespace fox::kernels

@@ -43,6 +43,17 @@ HWY_INLINE void for_each_vector(int64_t n, const F& f) {
   if (i < n) f(FirstLanes<decltype(d)>{d, hn::FirstN(d, static_cast<size_t>(n - i))}, i);
 }
 
+/// Calls f.operator()<V>(io, i) on [begin, end): blocks of V = kTogether whole vectors, then of one, whose lanes below
+/// `end` io loads and stores.
+inline constexpr int kTogether = 4;
+template <class T, class F>
+HWY_INLINE void for_each_block(int64_t begin, int64_t end, const F& f) {
+  const hn::ScalableTag<T> d;
+  const int64_t width = kTogether * static_cast<int64_t>(hn::Lanes(d));
+  for (; begin + width <= end; begin += width) f.template operator()<kTogether>(WholeVector<decltype(d)>{d}, begin);
+  for_each_vector<T>(end - begin, [&](const auto& io, int64_t i) HWY_ATTR { f.template operator()<1>(io, begin + i); });
+}
+
 template <class D>
 HWY_INLINE hn::TFromD<D> sum_of_lanes(D d, hn::Vec<D> v) {
   return hn::GetLane(hn::SumOfLanes(d, v));
