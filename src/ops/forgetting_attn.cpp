@@ -12,6 +12,7 @@
 // seq_start and cu_seqlens are on q's device.
 #include "ops/forgetting_attn.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <cmath>
