@@ -250,7 +250,10 @@ Transfer ProcessGroup::exchange(std::span<const at::Tensor> send, int to, std::s
   std::vector<at::Tensor> tensors(send.begin(), send.end());
   tensors.insert(tensors.end(), receive.begin(), receive.end());
   const int number = state_->exchanges++;
-  if (tensors.empty()) return {};  // others may have something to say to each other
+  if (tensors.empty()) {  // others may have something to say to each other
+    state_->liveness->entered();
+    return {};
+  }
   return start(
       [&](c10d::Backend& backend, auto& works) {
         // NCCL takes them as one operation, without which two ranks could each wait for the other to receive.

@@ -42,8 +42,8 @@ at::Tensor DeltaNet::forward(const at::Tensor& x_BTC, const nn::Sequence& sequen
   };
   const auto q = unit(convolved(q_conv_, 0)), k = unit(convolved(k_conv_, 1)), v = convolved(v_conv_, 2);
   const auto beta = at::sigmoid(ops::cast(projected[3], ops::compute_type(x_BTC.scalar_type())));
-  const auto o_BTHV = run_recurrence(sequence, x_BTC.size(1), memory, [&](const ops::RecurrenceOptions& options) {
-    return ops::delta_net(q, k, v, beta, options);
+  const auto o_BTHV = run_recurrence(sequence, memory, {q, k, v, beta}, [](const auto& in, const auto& options) {
+    return ops::delta_net(in[0], in[1], in[2], in[3], options);
   });
   return o_proj_.forward(o_norm_.forward(o_BTHV.flatten(2)));
 }

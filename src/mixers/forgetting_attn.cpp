@@ -12,8 +12,10 @@
 #include "nn/linear_together.h"
 #include "ops/attn_input.h"
 #include "ops/forgetting_attn.h"
+#include "ops/forgetting_attn_split.h"
 #include "ops/gate.h"
 #include "ops/gated_rms_norm.h"
+#include "ops/previous_tokens.h"
 
 namespace fox::mixers {
 namespace {
@@ -47,6 +49,24 @@ ops::AttnInputOptions token_shift_of(const at::Tensor& x_BTHD, const at::Tensor&
   if (seq_start) seq_start = seq_start->clamp(0, x_BTHD.size(1));
   if (last_BHD) *last_BHD = x_BTHD.select(1, -1).clone();
   return options;
+}
+
+// What becomes of the tokens before attention; where they are chunks of a sequence, each stands at a position of its
+// own.
+at::Tensor attn_input(const at::Tensor& x_BTHD, const ops::AttnInputOptions& steps, const nn::Sequence& sequence) {
+  if (!sequence.shard || !steps.rotary_base) return ops::attn_input(x_BTHD, steps);
+  std::vector<at::Tensor> chunks;
+  for (int64_t slot = 0; slot < dist::SequenceShard::kChunks; ++slot) {
+    const auto rows = [&](const std::optional<at::Tensor>& x) {
+      return x ? std::optional(dist::SequenceShard::rows(*x, slot)) : x;
+    };
+    auto own = steps;
+    own.shift_logits_BTH = rows(steps.shift_logits_BTH);
+    own.prev_BHD = rows(steps.prev_BHD);
+    own.rotary_offset = sequence.shard->chunk(sequence.shard->rank(), slot) * x_BTHD.size(1);
+    chunks.push_back(ops::attn_input(*rows(x_BTHD), own));
+  }
+  return at::cat(chunks);
 }
 
 }  // namespace
@@ -134,12 +154,19 @@ at::Tensor ForgettingAttn::attend(const Projected& projected, const nn::Sequence
   };
   ops::AttnInputOptions q_steps;
   auto k_steps = shift(projected.k_BTHD, projected.k_alpha_BTH, &AttnSlot::last_k_BHD);
-  const auto v_steps = shift(projected.v_BTHD, projected.v_alpha_BTH, &AttnSlot::last_v_BHD);
+  auto v_steps = shift(projected.v_BTHD, projected.v_alpha_BTH, &AttnSlot::last_v_BHD);
+  if (sequence.shard && (k_steps.shift_logits_BTH || v_steps.shift_logits_BTH)) {
+    // One message for both.
+    const auto last_BHD = at::stack({projected.k_BTHD.select(1, -1), projected.v_BTHD.select(1, -1)}, 1);
+    const auto before = ops::previous_tokens(last_BHD, sequence.shard).unbind(1);
+    if (k_steps.shift_logits_BTH) k_steps.prev_BHD = before[0];
+    if (v_steps.shift_logits_BTH) v_steps.prev_BHD = before[1];
+  }
   norm_and_rotate(q_steps, q_norm_);
   norm_and_rotate(k_steps, k_norm_);
-  const auto q_BTHD = ops::attn_input(projected.q_BTHD, q_steps);
-  auto k_BTHD = ops::attn_input(projected.k_BTHD, k_steps);
-  auto v_BTHD = ops::attn_input(projected.v_BTHD, v_steps);
+  const auto q_BTHD = attn_input(projected.q_BTHD, q_steps, sequence);
+  auto k_BTHD = attn_input(projected.k_BTHD, k_steps, sequence);
+  auto v_BTHD = attn_input(projected.v_BTHD, v_steps, sequence);
   auto log_f_BTH = log_gate(projected);
   if (sequence.probe) sequence.probe->on_attention(layer_, q_BTHD, k_BTHD, log_f_BTH.value_or(at::Tensor()));
 
@@ -150,6 +177,9 @@ at::Tensor ForgettingAttn::attend(const Projected& projected, const nn::Sequence
   options.cu_seqlens = sequence.cu_seqlens;
   options.log_pruning_tolerance = config_.log_pruning_tolerance;
   if (options.log_pruning_tolerance && q_norm_) options.logit_bound = logit_bound();
+  if (sequence.shard) {
+    return ops::forgetting_attn_split(q_BTHD, k_BTHD, v_BTHD, log_f_BTH, options, sequence.shard);
+  }
   if (!memory) return ops::forgetting_attn(q_BTHD, k_BTHD, v_BTHD, log_f_BTH, options).o_BTHD;
 
   k_BTHD = memory->k.append(k_BTHD);

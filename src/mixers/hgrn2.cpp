@@ -44,11 +44,10 @@ at::Tensor Hgrn2::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence,
           ? open(logits_BTC, ops::cast(lower_bounds_.softmax(0).narrow(0, 1, layer_).sum(0), logits_BTC.scalar_type()))
           : open(logits_BTC);
   const auto heads = [&](const at::Tensor& y) { return y.unflatten(-1, {-1, config_.expand_ratio}); };
-  const auto o_BTHV = run_recurrence(sequence, x_BTC.size(1), static_cast<RecurrentSlot*>(slot),
-                                     [&](const ops::RecurrenceOptions& options) {
-                                       return ops::hgrn2(heads(at::silu(projected[0])), heads(gate.one_minus_g),
-                                                         heads(projected[2]), heads(gate.log_g), options);
-                                     });
+  const auto o_BTHV = run_recurrence(
+      sequence, static_cast<RecurrentSlot*>(slot),
+      {heads(at::silu(projected[0])), heads(gate.one_minus_g), heads(projected[2]), heads(gate.log_g)},
+      [](const auto& in, const auto& options) { return ops::hgrn2(in[0], in[1], in[2], in[3], options); });
   return o_proj_.forward(g_norm_.forward(o_BTHV.flatten(2)));
 }
 

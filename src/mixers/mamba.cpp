@@ -41,10 +41,11 @@ at::Tensor Mamba::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence,
   const auto logits = at::linear(parts[0], ops::cast(dt_proj_.weight, x_BTC.scalar_type()));
   const auto dt_BTI = at::softplus(ops::cast(logits, type) + ops::cast(dt_proj_.bias, type));
   const auto a_IN = -ops::cast(a_log_IN_, type).exp();
-  const auto y_BTI = run_recurrence(sequence, x_BTC.size(1), memory, [&](ops::RecurrenceOptions options) {
-    options.chunk_size = kChunk;
-    return ops::mamba(x_BTI, dt_BTI, a_IN, parts[1], parts[2], d_I_, options);
-  });
+  const auto y_BTI = run_recurrence(sequence, memory, {x_BTI, dt_BTI, a_IN, parts[1], parts[2], d_I_},
+                                    [](const auto& in, ops::RecurrenceOptions options) {
+                                      options.chunk_size = kChunk;
+                                      return ops::mamba(in[0], in[1], in[2], in[3], in[4], in[5], options);
+                                    });
   return out_proj_.forward(y_BTI * at::silu(halves[1]));
 }
 

@@ -42,10 +42,11 @@ at::Tensor Mamba2::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence
   const auto x_BTHP = values[0].unflatten(-1, {config_.num_heads, config_.ssm_head_dim});
   const auto dt_BTH = time_step(parts[2]);
   const auto a_H = -ops::cast(a_log_H_, dt_BTH.scalar_type()).exp();
-  const auto y_BTHP = run_recurrence(sequence, x_BTC.size(1), memory, [&](ops::RecurrenceOptions options) {
-    options.chunk_size = config_.chunk_size;
-    return ops::mamba2(x_BTHP, dt_BTH, a_H, values[1], values[2], d_H_, options);
-  });
+  const auto y_BTHP = run_recurrence(sequence, memory, {x_BTHP, dt_BTH, a_H, values[1], values[2], d_H_},
+                                     [chunk = config_.chunk_size](const auto& in, ops::RecurrenceOptions options) {
+                                       options.chunk_size = chunk;
+                                       return ops::mamba2(in[0], in[1], in[2], in[3], in[4], in[5], options);
+                                     });
   return out_proj_.forward(norm_.forward(y_BTHP.flatten(2) * at::silu(parts[0])));
 }
 

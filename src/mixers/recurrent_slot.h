@@ -2,7 +2,7 @@
 
 #include "nn/sequence.h"
 #include "nn/short_conv.h"
-#include "ops/recurrence.h"
+#include "ops/split_recurrence.h"
 
 namespace fox::mixers {
 
@@ -13,14 +13,16 @@ struct RecurrentSlot final : nn::CacheSlot {
   std::vector<nn::ShortConvTail> conv;  // one a convolution
 };
 
-/// Runs `op(options)` → RecurrenceResult from the slot's state (none when training), and leaves the new one there.
-template <typename Op>
-at::Tensor run_recurrence(const nn::Sequence& sequence, int64_t length, RecurrentSlot* slot, const Op& op) {
+/// Runs the recurrence on its inputs from the slot's state (none when training), and leaves the new one there. Inputs
+/// in time have three dimensions at least.
+inline at::Tensor run_recurrence(const nn::Sequence& sequence, RecurrentSlot* slot,
+                                 const std::vector<at::Tensor>& inputs, const ops::Recurrence& recurrence) {
+  if (sequence.shard) return ops::split_recurrence(recurrence, inputs, sequence.shard);
   ops::RecurrenceOptions options;
   options.cu_seqlens = sequence.cu_seqlens;
-  options.seq_start = sequence.padding_of(length);
+  options.seq_start = sequence.padding_of(inputs[0].size(1));
   if (slot && slot->state.defined()) options.initial_state = slot->state;
-  const ops::RecurrenceResult result = op(options);
+  const ops::RecurrenceResult result = recurrence(inputs, options);
   if (slot) slot->state = result.state;
   return result.o;
 }

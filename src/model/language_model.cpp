@@ -46,6 +46,9 @@ nn::Sequence continued(const at::Tensor& ids_BT, nn::Sequence sequence, Cache* c
     throw Error(fmt::format("token ids have {} dimensions and {} elements", ids_BT.dim(), ids_BT.numel()),
                 "they are (batch, time), with at least one token");
   }
+  if (sequence.shard && (cache || sequence.cu_seqlens || sequence.seq_start)) {
+    throw Error("a sequence split over ranks with a cache, packed documents or padding", "it is one whole document");
+  }
   if (!cache) return sequence;
   if (cache->owner != owner) {
     throw Error("the cache belongs to another model", "continue it with the model whose make_cache() made it");

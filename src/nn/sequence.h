@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "dist/sequence_shard.h"
+
 namespace fox::nn {
 
 /// A layer's memory of the tokens it has seen. Each mixer defines its own; a model::Cache holds one a layer.
@@ -30,6 +32,9 @@ struct Sequence {
   int64_t offset = 0;                    ///< tokens already in the cache: position of this batch's first token
   Probe* probe = nullptr;
   bool deterministic = false;  ///< backward adds up in a fixed order (always so on the CPU)
+  /// Set where this batch is a rank's part of whole sequences: two chunks of each, as rows. Training only, no padding
+  /// and no packed documents; every layer then talks to the other ranks, in the backward pass too.
+  std::shared_ptr<const dist::SequenceShard> shard = nullptr;
 
   /// How many of this batch's `length` tokens are padding in each row: seq_start counts from the cache's first token.
   std::optional<at::Tensor> padding_of(int64_t length) const;

@@ -5,10 +5,23 @@
 
 #include <cmath>
 
+#include "base/error.h"
 #include "ops/dtypes.h"
+#include "ops/previous_tokens.h"
 #include "ops/recurrence.h"
 
 namespace fox::nn {
+namespace {
+
+at::Tensor end_of_previous_chunk(const at::Tensor& x_BTC, int64_t tokens, const Sequence& sequence) {
+  const int64_t length = x_BTC.size(1);
+  if (length < tokens) {
+    throw Error("a chunk of a split sequence is shorter than a convolution", "lower train.sequence_ranks");
+  }
+  return ops::previous_tokens(x_BTC.narrow(1, length - tokens, tokens), sequence.shard);
+}
+
+}  // namespace
 
 ShortConv::ShortConv(int64_t channels, int64_t taps, bool with_bias)
     : weight(at::empty({channels, 1, taps}, at::kFloat)) {
@@ -19,8 +32,10 @@ at::Tensor ShortConv::forward(const at::Tensor& x_BTC, const Sequence& sequence,
   const int64_t taps = weight.size(-1), length = x_BTC.size(1);
   const auto type = ops::compute_type(x_BTC.scalar_type());
   const auto x = ops::without_padding(ops::cast(x_BTC, type), sequence.padding_of(length));
-  const bool continues = tail && tail->inputs.defined();
-  const auto before = continues ? tail->inputs : at::zeros({x.size(0), taps - 1, x.size(2)}, x.options());
+  at::Tensor before = tail ? tail->inputs : at::Tensor();
+  if (sequence.shard) before = end_of_previous_chunk(x, taps - 1, sequence);
+  const bool continues = before.defined();
+  if (!continues) before = at::zeros({x.size(0), taps - 1, x.size(2)}, x.options());
   const auto whole = at::cat({before, x}, 1);
   if (tail) tail->inputs = whole.narrow(1, length, taps - 1).clone();
 

@@ -7,7 +7,6 @@
 
 #include <map>
 
-#include "base/error.h"
 #include "cases/forgetting_attn_cases.h"
 #include "ops/key_plan.h"
 #include "ops/previous_tokens.h"
@@ -26,15 +25,12 @@ constexpr std::chrono::seconds kTimeout{120};  // a busy machine is no fault
 
 /// Runs `body` on `size` ranks, which must all come to its end.
 void on_ranks(int size, const std::function<void(const Shard&)>& body) {
-  const auto ended = test::run_ranks(size, [&](const dist::Launch& launch) {
-    try {
-      body(std::make_shared<SequenceShard>(dist::ProcessGroup::join(launch, at::kCPU, kTimeout)));
-    } catch (const Error& error) {
-      throw std::runtime_error(error.what() + (": " + error.hint()));
-    }
+  test::expect_all_fine(test::run_ranks(size, [&](const dist::Launch& launch) {
+    const auto group = dist::ProcessGroup::join(launch, at::kCPU, kTimeout);
+    body(std::make_shared<SequenceShard>(group));
+    group.barrier();
     return std::string("done");
-  });
-  for (const auto& rank : ended) EXPECT_EQ(rank.said, "done") << rank.error;
+  }));
 }
 
 struct Case {
