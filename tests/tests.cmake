@@ -24,3 +24,7 @@ endif()
 # The command itself, run as a user runs it.
 fox_test(${CMAKE_SOURCE_DIR}/tests/cli/command_test.cpp base)
 add_dependencies(command_test fox_cli)
+
+# The same under torchrun, which comes with torch's Python side; skipped where that is not installed.
+add_test(NAME torchrun COMMAND ${FOX_TEST_PYTHON} ${CMAKE_SOURCE_DIR}/tests/cli/torchrun_test.py $<TARGET_FILE:fox_cli>)
+set_tests_properties(torchrun PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600)

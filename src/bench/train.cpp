@@ -19,6 +19,7 @@
 #include "model/language_model.h"
 #include "ops/device.h"
 #include "train/prefetch.h"
+#include "train/ranks.h"
 #include "train/setup.h"
 #include "train/trainer.h"
 
@@ -29,6 +30,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kPeakFlops = 989e12;  // dense bf16 of H100 and H200 SXM
 constexpr int64_t kWarmUp = 3, kProfiled = 2;
+constexpr std::chrono::seconds kTimeout{300};  // of a rank that is waited for
 
 ModelConfig model_config(const TrainOptions& x) {
   if (x.gates != "dense" && x.gates != "log_spaced") {
@@ -49,22 +51,26 @@ ModelConfig model_config(const TrainOptions& x) {
   return config;
 }
 
-/// Random tokens, a batch a number.
-train::Prefetcher::Source random_batches(const TrainOptions& x, int64_t vocab) {
+using Shard = std::shared_ptr<const dist::SequenceShard>;
+
+/// Random tokens, a batch a number, other ones on each rank, or a part of the same ones on those that share a `shard`.
+train::Prefetcher::Source random_batches(const TrainOptions& x, int64_t vocab, const Shard& shard) {
   return [=](int64_t index) {
-    const auto generator = at::make_generator<at::CPUGeneratorImpl>(x.seed + static_cast<uint64_t>(index));
+    const auto number = static_cast<uint64_t>((index * x.launch.size + x.launch.rank) / x.sequence_ranks);
+    const auto generator = at::make_generator<at::CPUGeneratorImpl>(x.seed + number);
     const auto draw = [&] { return at::randint(0, vocab, {x.batch, x.length}, generator, at::kLong); };
-    return data::Batch{draw(), draw()};
+    return shard ? data::Batch{shard->take(draw()), shard->take(draw())} : data::Batch{draw(), draw()};
   };
 }
 
 /// A trainer that is fed; on a GPU one step is begun before the one before it is looked at, as in a run.
 class Steps {
  public:
-  Steps(const TrainOptions& x, model::LanguageModel& model, at::Device device)
+  Steps(const TrainOptions& x, model::LanguageModel& model, at::Device device, const dist::ProcessGroup& ranks,
+        const Shard& shard)
       : options_(x),
-        trainer_(model, {.schedule = {.peak = 1e-5, .minimum = 1e-5}, .adamw = {}, .max_grad_norm = 1}),
-        batches_(random_batches(x, model.config().vocab_size), 0, 2 * x.micro_batches, !device.is_cpu()),
+        trainer_(model, {.schedule = {.peak = 1e-5, .minimum = 1e-5}, .adamw = {}, .max_grad_norm = 1}, ranks, shard),
+        batches_(random_batches(x, model.config().vocab_size, shard), 0, 2 * x.micro_batches, !device.is_cpu()),
         lag_(device.is_cpu() ? 0 : 1) {}
 
   /// Milliseconds from one finished step to the next.
@@ -113,6 +119,8 @@ TrainMeasurement measurement_of(const TrainOptions& x) {
           .T = x.length,
           .B = x.batch,
           .micro_batches = x.micro_batches,
+          .ranks = x.launch.size,
+          .sequence_ranks = x.sequence_ranks,
           .precision = x.precision,
           .device = x.device,
           .activation_checkpointing = x.activation_checkpointing};
@@ -127,24 +135,27 @@ TrainMeasurement bench_train(const TrainOptions& options) {
     x.size = x.model;
     x.model = "fox_pro";
   }
-  train::set_threads(x.threads);
+  train::check_sequence_ranks(x.sequence_ranks, x.launch.size);
+  train::set_threads(x.threads, x.launch.local_size);
+  train::choose_device(x.device, x.launch);
   const auto device = ops::open_device(x.device);
+  const auto ranks = dist::ProcessGroup::join(x.launch, device, kTimeout);
   model::LanguageModel model(model_config(x));
   // Weights are drawn where they are needed: on the host, 760 M of them take longer than the measurement.
   train::place_model(model, device, x.precision, x.activation_checkpointing);
   model.init(x.seed);
 
   TrainMeasurement m = measurement_of(x);
-  Steps steps(x, model, device);
+  Steps steps(x, model, device, ranks, train::split_sequences(x.sequence_ranks, ranks));
   steps.run(kWarmUp);
   const double waited_before = steps.waited_ms();
   const auto ms = steps.run(x.steps);
   const double waited = (steps.waited_ms() - waited_before) / static_cast<double>(x.steps);
   m.ms = quantile(ms, 0.5);
   m.ms_spread = quantile(ms, 0.75) - quantile(ms, 0.25);
-  const double tokens = static_cast<double>(x.length * x.batch * x.micro_batches);
+  const double tokens = static_cast<double>(x.length * x.batch * x.micro_batches * ranks.size() / x.sequence_ranks);
   m.tokens_per_s = tokens / m.ms * 1e3;
-  if (!device.is_cpu()) m.mfu = 3 * model.flops_per_token(x.length) * m.tokens_per_s / kPeakFlops;
+  if (!device.is_cpu()) m.mfu = 3 * model.flops_per_token(x.length) * m.tokens_per_s / (kPeakFlops * ranks.size());
   m.peak_gib = peak_gib(device);
 
   const auto profile = profile_steps(
@@ -167,6 +178,7 @@ std::string to_json(const TrainMeasurement& m) {
                                 {"B", m.B},
                                 {"micro_batches", m.micro_batches},
                                 {"ranks", m.ranks},
+                                {"sequence_ranks", m.sequence_ranks},
                                 {"precision", m.precision},
                                 {"activation_checkpointing", m.activation_checkpointing},
                                 {"device", m.device},
@@ -180,9 +192,9 @@ std::string to_json(const TrainMeasurement& m) {
 }
 
 std::string describe(const TrainMeasurement& m) {
-  std::string text =
-      fmt::format("{} {}, {} gates, T {} x B {} x {}: {:.0f} tokens/s, {:.2f} ms a step (spread {:.2f})", m.model,
-                  m.size, m.gates, m.T, m.B, m.micro_batches, m.tokens_per_s, m.ms, m.ms_spread);
+  std::string text = fmt::format(
+      "{} {}, {} gates, T {} x B {} x {}, {} rank{}: {:.0f} tokens/s, {:.2f} ms a step (spread {:.2f})", m.model,
+      m.size, m.gates, m.T, m.B, m.micro_batches, m.ranks, m.ranks == 1 ? "" : "s", m.tokens_per_s, m.ms, m.ms_spread);
   if (m.mfu > 0) text += fmt::format(", {:.1f} % of 989 TFLOP/s", 100 * m.mfu);
   text += fmt::format(", {:.2f} GiB\n", m.peak_gib);
   for (const auto& [part, ms] : m.parts)

@@ -6,6 +6,7 @@
 #include "bench/train.h"
 #include "cli/commands.h"
 #include "config/published_models.h"
+#include "dist/launch.h"
 
 namespace fox::cli {
 namespace {
@@ -16,7 +17,10 @@ struct BenchTrainArguments {
 };
 
 void run(const BenchTrainArguments& arguments) {
-  const auto measurement = bench::bench_train(arguments.options);
+  bench::TrainOptions options = arguments.options;
+  options.launch = dist::read_launch().value_or(dist::Launch{});
+  const auto measurement = bench::bench_train(options);
+  if (options.launch.rank > 0) return;
   fmt::print("{}", arguments.json ? bench::to_json(measurement) + "\n" : bench::describe(measurement));
 }
 
@@ -37,6 +41,9 @@ void register_bench_train(CLI::App& bench) {
   command->add_option("--micro-batches", x.micro_batches, "Micro-batches a step")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  command->add_option("--sequence-ranks", x.sequence_ranks, "So many ranks hold their sequences together")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command
       ->add_option("--gates", x.gates,
                    "dense (as published), or log_spaced: decay times from 8 to 65,536 tokens over heads")
@@ -52,7 +59,9 @@ void register_bench_train(CLI::App& bench) {
   command->add_flag("--json", arguments->json, "One JSON object on a line");
   command->footer(
       "Examples: fox bench train --device cuda --size 760m --length 16384 --gates log_spaced --prune --json\n"
-      "          fox bench train --size tiny --length 256");
+      "          fox bench train --size tiny --length 256\n"
+      "          torchrun --no-python --standalone --nproc-per-node 2 fox bench train --device cuda --size 760m "
+      "--json");
   command->callback([arguments] { run(*arguments); });
 }
 

@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/interrupt.h"
 #include "cli/commands.h"
 #include "config/run_config.h"
+#include "dist/launch.h"
 #include "train/dry_run.h"
 #include "train/run.h"
 
@@ -35,16 +37,18 @@ RunConfig load(const TrainArguments& arguments) {
 void train(const RunConfig& config, train::RunOptions options) {
   catch_interrupts();
   options.on_begin = [](const RunConfig& complete) { fmt::print(stderr, "{}\n", complete.to_toml()); };
+  const train::RunOutcome outcome = train::run_training(config, options);
+  const bool talks = options.launch.rank == 0;
   const std::string& dir = config.output.dir;
-  switch (train::run_training(config, options)) {
+  switch (outcome) {
     case train::RunOutcome::kFinished:
-      fmt::print(stderr, "finished: the model is in {} (try: fox generate {})\n", dir, dir);
+      if (talks) fmt::print(stderr, "finished: the model is in {} (try: fox generate {})\n", dir, dir);
       return;
     case train::RunOutcome::kAlreadyFinished:
-      fmt::print(stderr, "nothing to do: the run in {} is finished\n", dir);
+      if (talks) fmt::print(stderr, "nothing to do: the run in {} is finished\n", dir);
       return;
     case train::RunOutcome::kInterrupted:
-      fmt::print(stderr, "stopped; a checkpoint is saved, and the same command continues from it\n");
+      if (talks) fmt::print(stderr, "stopped; a checkpoint is saved, and the same command continues from it\n");
       throw CLI::RuntimeError(130);
   }
 }
@@ -56,8 +60,10 @@ void run(const TrainArguments& arguments) {
     return;
   }
   train::RunOptions options;
+  options.launch = dist::read_launch().value_or(dist::Launch{});
   if (arguments.init_from) options.init_from = *arguments.init_from;
   if (arguments.dry_run) {
+    if (options.launch.size > 1) throw UsageError("--dry-run measures one process", "call it without torchrun");
     fmt::print("{}", train::describe(train::dry_run(config, options.init_from)));
     return;
   }
@@ -88,10 +94,14 @@ void register_train(CLI::App& app) {
       "Example: fox train configs/demo/fox_pro.toml --set train.lr=2e-3 --set output.dir=runs/try\n"
       "The same command continues a run that was stopped (Ctrl-C saves a checkpoint first), bit for bit as if it had "
       "not\n"
-      "been, given as many threads. A run directory keeps its configuration in run.toml and only accepts the same one\n"
-      "again; output.*, data.cache, train.device, .threads, .max_bad_steps, .activation_checkpointing and "
-      ".deterministic may\n"
-      "change. On a GPU, bits are the same each time with --set train.deterministic=true (a few percent slower).");
+      "been, given as many threads and ranks. A run directory keeps its configuration in run.toml and only accepts the "
+      "same one\n"
+      "again; output.*, data.cache, train.device, .threads, .max_bad_steps, .activation_checkpointing, "
+      ".deterministic,\n"
+      ".shard_optimizer, .rank_timeout_s and .sequence_ranks may change. On a GPU, bits are the same each time with\n"
+      "--set train.deterministic=true (a few percent slower).\n"
+      "Many GPUs: torchrun --no-python --standalone --nproc-per-node 4 fox train RUN.toml --device cuda\n"
+      "The ranks share each step's contexts and a run directory; docs/training.md tells more.");
   command->callback([arguments] { run(*arguments); });
 }
 

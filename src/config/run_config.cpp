@@ -77,6 +77,9 @@ void visit(TrainConfig& c, Visitor&& key) {
   key("threads", c.threads, Range::between(0, 4096));
   key("device", c.device);
   key("max_bad_steps", c.max_bad_steps, Range::at_least(1));
+  key("shard_optimizer", c.shard_optimizer);
+  key("rank_timeout_s", c.rank_timeout_s, Range::between(1, 86400));
+  key("sequence_ranks", c.sequence_ranks, Range::between(1, 1 << 20));
 }
 
 template <typename Visitor>
@@ -198,6 +201,13 @@ class Loader {
           "micro_batch_tokens",
           fmt::format("= {} does not divide train.batch_tokens = {}", train.micro_batch_tokens, train.batch_tokens),
           "a step is a whole number of forward passes");
+    }
+    if (train.sequence_ranks > 1 && data.context % (2 * train.sequence_ranks) != 0) {
+      table.fail(
+          "sequence_ranks",
+          fmt::format("= {} cannot hold contexts of data.context = {} tokens together", train.sequence_ranks,
+                      data.context),
+          fmt::format("each takes two equal chunks: data.context must be a multiple of {}", 2 * train.sequence_ranks));
     }
     if (train.warmup_tokens > train.max_tokens) {
       table.fail("warmup_tokens",

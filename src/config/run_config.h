@@ -39,6 +39,10 @@ struct TrainConfig {
   int64_t threads = 0;                            // 0: all cores
   std::string device = "cpu";
   int64_t max_bad_steps = 5;  // stop after this many consecutive non-finite steps
+  // Of several ranks (torchrun):
+  bool shard_optimizer = true;   // each keeps the optimizer's state of its share of the parameters only
+  int64_t rank_timeout_s = 300;  // one that is waited for longer is at fault, and all end
+  int64_t sequence_ranks = 1;    // so many ranks, neighbours, hold a context together
 };
 
 /// [eval]

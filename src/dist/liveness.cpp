@@ -111,7 +111,8 @@ std::string Liveness::find_culprit() const {
   const char* some = silent.size() > 1 ? "s" : "";
   if (!silent.empty()) {
     return fmt::format("rank{} {} of {} {} ended or stand{} still: no sign of life for {} s", some,
-                       fmt::join(silent, ", "), size_, *some ? "have" : "has", *some ? "" : "s", kSilence.count() / 1000);
+                       fmt::join(silent, ", "), size_, *some ? "have" : "has", *some ? "" : "s",
+                       kSilence.count() / 1000);
   }
   const auto fewer = [](const Sign& a, const Sign& b) { return a.entered < b.entered; };
   const auto [least, most] = std::minmax_element(last.begin(), last.end(), fewer);
@@ -120,8 +121,9 @@ std::string Liveness::find_culprit() const {
     return fmt::format("rank {} of {} has ended while others wait for it in exchange {}", least - last.begin(), size_,
                        most->entered);
   }
-  return fmt::format("rank {} of {} hangs: others wait for it in exchange {}, it has not come beyond {} within {:.3g} s",
-                     least - last.begin(), size_, most->entered, least->entered, seconds_of(timeout_));
+  return fmt::format(
+      "rank {} of {} hangs: others wait for it in exchange {}, it has not come beyond {} within {:.3g} s",
+      least - last.begin(), size_, most->entered, least->entered, seconds_of(timeout_));
 }
 
 Error Liveness::diagnose(const std::string& cause) {
@@ -133,7 +135,8 @@ Error Liveness::diagnose(const std::string& cause) {
     store_->compareSet(kReason, "", why);
     return Error(why, hint);
   } catch (const std::exception&) {
-    return Error(fmt::format("the store of {} ranks is gone: rank 0 or torchrun, which kept it, has ended", size_), hint);
+    return Error(fmt::format("the store of {} ranks is gone: rank 0 or torchrun, which kept it, has ended", size_),
+                 hint);
   }
 }
 

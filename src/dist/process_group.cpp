@@ -170,8 +170,8 @@ ProcessGroup ProcessGroup::join(const Launch& launch, at::Device device, millise
   const auto tcp = open_store(launch, timeout);
   state->store = c10::make_intrusive<c10d::PrefixStore>("fox/" + launch.attempt, tcp);
   wait_until_all_are_here(state->store, launch, timeout);
-  state->liveness = std::make_shared<Liveness>(state->store->clone(), launch.rank, launch.size, timeout,
-                                               launch.hosts_store);
+  state->liveness =
+      std::make_shared<Liveness>(state->store->clone(), launch.rank, launch.size, timeout, launch.hosts_store);
   state->device = device;
   state->timeout = timeout;
   state->rank = launch.rank;
@@ -329,7 +329,8 @@ ProcessGroup ProcessGroup::split(int color, int key) const {
 
 void ProcessGroup::report_failure(const std::string& why) const noexcept {
   if (!state_) return;
-  state_->liveness->report(fmt::format("rank {} of {} stopped: {}", state_->world_ranks[rank()], state_->liveness->size(), why));
+  state_->liveness->report(
+      fmt::format("rank {} of {} stopped: {}", state_->world_ranks[rank()], state_->liveness->size(), why));
 }
 
 }  // namespace fox::dist

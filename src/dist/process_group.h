@@ -35,8 +35,9 @@ class Transfer {
 /// Some ranks that exchange tensors. All of them call the same functions in the same order with the same sizes. A copy
 /// is the same group. Tensors are contiguous and on the group's device. A group of one moves nothing and needs no c10d.
 ///
-/// Faults: a rank that is killed, hangs, or reports a failure makes every other one throw fox::Error from the next wait,
-/// at the latest after the timeout, with the rank's name in it (always its rank among all, also in a group of some).
+/// Faults: a rank that is killed, hangs, or reports a failure makes every other one throw fox::Error from the next
+/// wait, at the latest after the timeout, with the rank's name in it (always its rank among all, also in a group of
+/// some).
 class ProcessGroup {
  public:
   /// The group of this process alone.
@@ -61,8 +62,8 @@ class ProcessGroup {
   /// `part` (n elements) becomes place number rank() of the sum of `all` (size × n elements); it may be that place. The
   /// rest of `all` is left undefined.
   [[nodiscard]] Transfer reduce_scatter(const at::Tensor& part, const at::Tensor& all) const;
-  /// Sends tensors to rank `to` and receives others from rank `from`, in the order given: round a ring, to is rank() + 1
-  /// and from is rank() - 1. Either list may be empty; the sizes are what the other side has.
+  /// Sends tensors to rank `to` and receives others from rank `from`, in the order given: round a ring, to is rank() +
+  /// 1 and from is rank() - 1. Either list may be empty; the sizes are what the other side has.
   [[nodiscard]] Transfer exchange(std::span<const at::Tensor> send, int to, std::span<const at::Tensor> receive,
                                   int from) const;
   /// Returns on the host when all ranks have come here.

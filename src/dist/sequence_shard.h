@@ -4,7 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
+#include <utility>
 
 #include "dist/process_group.h"
 

@@ -14,17 +14,11 @@ namespace {
 
 using checkpoint::NamedTensors;
 
-/// Host tensors like `from`; those that are there already are kept.
-void make_room(const NamedTensors& from, NamedTensors& into) {
-  for (const auto& [name, tensor] : from) {
-    auto& copy = into[name];
-    if (!copy.defined()) copy = at::empty(tensor.sizes(), at::dtype(tensor.dtype()).pinned_memory(!tensor.is_cpu()));
-  }
-}
-
-void copy(const NamedTensors& from, const NamedTensors& into) {
-  const at::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : from) at::Tensor(into.at(name)).copy_(tensor, /*non_blocking=*/true);
+/// The host tensor of this name and shape; one that is there already is kept.
+at::Tensor room_for(const std::string& name, const at::Tensor& like, NamedTensors& host) {
+  auto& room = host[name];
+  if (!room.defined()) room = at::empty(like.sizes(), at::dtype(like.dtype()).pinned_memory(!like.is_cpu()));
+  return room;
 }
 
 }  // namespace
@@ -37,18 +31,19 @@ CheckpointWriter::~CheckpointWriter() = default;
 
 void CheckpointWriter::prepare(const NamedTensors& weights, const NamedTensors& moments) {
   writing_ = std::async(std::launch::async, [this, weights, moments] {
-    make_room(weights, weights_);
-    make_room(moments, moments_);
+    for (const auto& [name, tensor] : weights) room_for(name, tensor, weights_);
+    for (const auto& [name, tensor] : moments) room_for(name, tensor, moments_);
   });
 }
 
-void CheckpointWriter::save(int64_t tokens, const NamedTensors& weights, const NamedTensors& moments,
+void CheckpointWriter::save(int64_t tokens, const NamedTensors& weights, const Visit& moments,
                             std::map<std::string, std::string> texts) {
   finish();
-  make_room(weights, weights_);
-  make_room(moments, moments_);
-  copy(weights, weights_);
-  copy(moments, moments_);
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : weights) room_for(name, tensor, weights_).copy_(tensor, /*non_blocking=*/true);
+  moments([this](const std::string& name, const at::Tensor& tensor) {
+    room_for(name, tensor, moments_).copy_(tensor, /*non_blocking=*/true);
+  });
   // A number that is queued behind the copies arrives after them.
   if (!weights.empty()) DeviceNumbers(at::zeros({1}, weights.begin()->second.options().dtype(at::kDouble))).read();
   writing_ = std::async(std::launch::async, [this, tokens, texts = std::move(texts)] {

@@ -8,6 +8,7 @@
 
 #include "checkpoint/safetensors.h"
 #include "train/checkpoint_store.h"
+#include "train/parameter_buckets.h"
 
 namespace fox::train {
 
@@ -22,12 +23,14 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Gets memory for copies of these ahead of the first save(), beside whatever else is done.
+  /// Gets memory for copies of tensors like these ahead of the first save(), beside whatever else is done.
   void prepare(const checkpoint::NamedTensors& weights, const checkpoint::NamedTensors& moments);
 
+  /// Hands one tensor after another to a sink, so that not all of them need exist at once.
+  using Visit = std::function<void(const TensorSink& sink)>;
   /// The checkpoint at `tokens`: model.safetensors, trainer.safetensors and `texts` (content by file name). Waits for
   /// the one before, throwing what it threw.
-  void save(int64_t tokens, const checkpoint::NamedTensors& weights, const checkpoint::NamedTensors& moments,
+  void save(int64_t tokens, const checkpoint::NamedTensors& weights, const Visit& moments,
             std::map<std::string, std::string> texts);
   /// Throws what went wrong with a checkpoint since this was last asked, if anything has.
   void check();

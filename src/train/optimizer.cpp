@@ -29,10 +29,10 @@ GradientNorms gradient_norms(const nn::Parameters& parameters) {
 AdamW::AdamW(const nn::Parameters& parameters, const AdamWOptions& options) : options_(options) {
   groups_.push_back({options.weight_decay, {}, {}, {}, {}});
   groups_.push_back({0, {}, {}, {}, {}});
+  // On the CPU when there is nothing to do: the share of one rank among many of a tiny model.
+  const at::Device device = parameters.empty() ? at::kCPU : parameters.front().tensor.device();
+  steps_ = at::zeros({}, at::dtype(at::kFloat).device(device));
   for (const auto& parameter : parameters) {
-    if (!steps_.defined()) {
-      steps_ = at::zeros({}, parameter.tensor.options().dtype(at::kFloat).requires_grad(false));
-    }
     if (!parameter.trainable) continue;
     Group& group = groups_[parameter.decay ? 0 : 1];
     group.names.push_back(parameter.name);
@@ -84,8 +84,8 @@ checkpoint::NamedTensors AdamW::state() const {
   checkpoint::NamedTensors state;
   for (const auto& group : groups_) {
     for (size_t i = 0; i < group.names.size(); ++i) {
-      state["exp_avg." + group.names[i]] = group.exp_avg[i];
-      state["exp_avg_sq." + group.names[i]] = group.exp_avg_sq[i];
+      state[kMoments[0] + group.names[i]] = group.exp_avg[i];
+      state[kMoments[1] + group.names[i]] = group.exp_avg_sq[i];
     }
   }
   return state;
@@ -94,7 +94,9 @@ checkpoint::NamedTensors AdamW::state() const {
 void AdamW::restore(const checkpoint::NamedTensors& state, int64_t steps, const std::string& where) {
   const at::NoGradGuard no_grad;
   checkpoint::load_into(state, this->state(), where);
-  steps_.fill_(steps);
+  set_steps(steps);
 }
+
+void AdamW::set_steps(int64_t steps) { steps_.fill_(steps); }
 
 }  // namespace fox::train

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -27,7 +28,7 @@ struct GradientNorms {
   at::Tensor divisor(double max_norm) const;
 };
 
-/// Norms of all gradients, added up in float64. Throws fox::Error when no parameter has one.
+/// Norms of all gradients, each and together added up in float64. Throws fox::Error when no parameter has one.
 GradientNorms gradient_norms(const nn::Parameters& parameters);
 
 /// What a step is to heed; the device decides by it, the host need not know.
@@ -51,10 +52,13 @@ class AdamW {
   /// Steps taken, which bias correction needs (waits for the device).
   int64_t steps() const;
 
+  /// What state() puts before a parameter's name: one tensor of each kind a parameter, in its shape.
+  static constexpr std::array kMoments{"exp_avg.", "exp_avg_sq."};
   /// The moments, "exp_avg.NAME" and "exp_avg_sq.NAME" (the optimizer's own tensors, not copies).
   checkpoint::NamedTensors state() const;
   /// Takes over what state() gave. Throws fox::Error, naming `where`, when tensors are missing, extra or misshapen.
   void restore(const checkpoint::NamedTensors& state, int64_t steps, const std::string& where);
+  void set_steps(int64_t steps);
 
  private:
   struct Group {

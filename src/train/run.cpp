@@ -5,26 +5,22 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/error.h"
-#include "base/event_file.h"
 #include "base/files.h"
 #include "base/interrupt.h"
-#include "base/progress.h"
-#include "checkpoint/hf_directory.h"
-#include "data/batch_stream.h"
 #include "eval/per_token_loss.h"
 #include "infer/generate.h"
 #include "train/checkpoint_store.h"
 #include "train/checkpoint_writer.h"
 #include "train/corpora.h"
-#include "train/metrics.h"
 #include "train/prefetch.h"
+#include "train/ranks.h"
 #include "train/run_directory.h"
+#include "train/run_log.h"
 #include "train/setup.h"
 
 namespace fox::train {
@@ -37,29 +33,59 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 /// Whether a step that went from `before` to `after` tokens passed a multiple of `interval` (0: never).
 bool passes(int64_t before, int64_t after, int64_t interval) {
   return interval > 0 && after / interval > before / interval;
 }
 
-/// All parts of a run in progress.
+/// What rank 0 alone has: it writes.
+struct Leader {
+  Leader(const RunConfig& config, const RunOptions& options)
+      : directory(config, options.init_from),
+        checkpoints(directory.path() / "checkpoints",
+                    {config.output.keep_last, config.output.keep_every_tokens, options.on_checkpoint_stage}),
+        newest(checkpoints.newest([](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); })) {}
+
+  RunDirectory directory;
+  CheckpointStore checkpoints;
+  std::optional<checkpoint::CheckpointEntry> newest;  ///< where the run goes on from
+};
+
+/// Where the run goes on from, as all ranks know it: the file's name and content of trainer.json, or null at the start.
+json beginning_of(const Leader* leader, const dist::ProcessGroup& ranks) {
+  json beginning;
+  if (leader && leader->newest) {
+    const fs::path file = leader->newest->dir / "trainer.json";
+    const auto state = json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+    beginning = {{"file", file.string()}, {"state", state.is_discarded() ? json::object() : state}};
+    beginning["tokens"] = leader->newest->tokens;
+  }
+  return json::parse(ranks.gather_texts(beginning.dump()).front());
+}
+
+/// Rank 0 builds the token stores that are missing; the others then find them.
+Corpora open_on_all(const dist::ProcessGroup& ranks, const RunConfig& config, const data::Tokenizer& tokenizer) {
+  Corpora corpora;
+  const auto open = [&] { corpora = open_corpora(config, tokenizer, config.output.dir); };
+  ranks.first_alone(open);
+  if (ranks.rank() > 0) open();
+  check_same_on_all(ranks, "text", corpora.identity.dump());
+  return corpora;
+}
+
+/// All parts of a run in progress on one rank.
 class Run {
  public:
-  Run(RunConfig config, data::Tokenizer tokenizer, RunDirectory& directory, CheckpointStore& checkpoints,
+  Run(const RunConfig& config, data::Tokenizer tokenizer, const dist::ProcessGroup& ranks, Leader* leader,
       const RunOptions& options);
-  RunOutcome train(const std::optional<checkpoint::CheckpointEntry>& from);
+  RunOutcome train(const json& beginning);
 
  private:
-  void restore(const checkpoint::CheckpointEntry& entry);
+  void restore(const json& beginning);
   void step();
   void begin_step();
   void finish_step();
   void log(const StepResult& result);
-  void warn_of_bad_step(const StepResult& result);
   void evaluate();
   void write_sample();
   checkpoint::NamedTensors weights() const;
@@ -67,22 +93,25 @@ class Run {
   /// Whether the steps begun are all there are to be, and whether they are done.
   bool all_begun() const { return trainer_.tokens_begun() >= config_.train.max_tokens; }
   bool finished() const { return trainer_.state().tokens >= config_.train.max_tokens; }
+  /// Whether to stop early: all ranks after the same step.
+  bool stops() const { return ranks_.size() == 1 ? interrupted() : stops_; }
 
   RunConfig config_;
   data::Tokenizer tokenizer_;
-  RunDirectory& directory_;
-  CheckpointStore& checkpoints_;
+  dist::ProcessGroup ranks_;  ///< whose gradients add up
+  Leader* leader_;            ///< nothing on the other ranks
   const RunOptions& options_;
   Corpora corpora_;
+  StepShare share_;
+  std::shared_ptr<const dist::SequenceShard> shard_;  ///< of this rank's contexts, or nothing
   model::LanguageModel model_;
   Trainer trainer_;
   /// Steps begun before the one before is looked at: a GPU then always has work queued.
   int64_t lag_;
-  CheckpointWriter writer_;
+  std::unique_ptr<CheckpointWriter> writer_;  ///< the leader's, as is the log
   std::unique_ptr<Prefetcher> batches_;
-  std::unique_ptr<MetricsLog> metrics_;
-  std::unique_ptr<EventFile> events_;
-  std::unique_ptr<Progress> progress_;
+  std::unique_ptr<RunLog> log_;
+  bool stops_ = false;
   int64_t saved_tokens_ = -1;  ///< of the newest checkpoint
   int64_t evaluated_step_ = -1;
   // Since the last line of metrics, evaluations and checkpoints left out.
@@ -91,54 +120,63 @@ class Run {
   std::chrono::steady_clock::time_point timed_from_;
 };
 
-Run::Run(RunConfig config, data::Tokenizer tokenizer, RunDirectory& directory, CheckpointStore& checkpoints,
+Run::Run(const RunConfig& config, data::Tokenizer tokenizer, const dist::ProcessGroup& ranks, Leader* leader,
          const RunOptions& options)
-    : config_(std::move(config)),
+    : config_(config),
       tokenizer_(std::move(tokenizer)),
-      directory_(directory),
-      checkpoints_(checkpoints),
+      ranks_(ranks),
+      leader_(leader),
       options_(options),
-      corpora_(open_corpora(config_, tokenizer_, directory_.path())),
-      model_(make_model(config_, directory_.init_from())),
-      trainer_(model_, trainer_options(config_.train)),
-      lag_(model_.parameters().front().tensor.is_cpu() ? 0 : 1),
-      writer_(checkpoints, [this](const fs::path& dir) { tokenizer_.save_in(dir); }) {}
-
-void Run::restore(const checkpoint::CheckpointEntry& entry) {
-  const fs::path file = entry.dir / "trainer.json";
-  const auto state = json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
-  load_weights(model_, entry.dir);
-  const auto moments = checkpoint::read_safetensors(entry.dir / "trainer.safetensors").tensors;
-  trainer_.restore(state.is_discarded() ? json::object() : state, moments, file.string());
-  saved_tokens_ = entry.tokens;
+      corpora_(open_on_all(ranks_, config_, tokenizer_)),
+      share_(share_of_step(config_, ranks_.rank(), ranks_.size())),
+      shard_(split_sequences(config_.train.sequence_ranks, ranks_)),
+      model_(make_model(config_, leader_ ? leader_->directory.init_from() : std::nullopt)),
+      trainer_(model_, trainer_options(config_.train), ranks_, shard_),
+      lag_(model_.parameters().front().tensor.is_cpu() ? 0 : 1) {
+  if (!leader_) return;
+  writer_ = std::make_unique<CheckpointWriter>(leader_->checkpoints,
+                                               [this](const fs::path& dir) { tokenizer_.save_in(dir); });
 }
 
-RunOutcome Run::train(const std::optional<checkpoint::CheckpointEntry>& from) {
-  if (from) restore(*from);
-  const TrainerState start = trainer_.state();
-  directory_.begin(start.tokens, corpora_.identity, model_.count_parameters().total);
-  metrics_ = std::make_unique<MetricsLog>(directory_.path() / "metrics.jsonl", start.step);
-  if (config_.output.tensorboard) events_ = std::make_unique<EventFile>(directory_.path() / "tb", start.step);
-  if (options_.on_begin) options_.on_begin(config_);
-  progress_ = std::make_unique<Progress>("train", total_steps(config_.train) * config_.train.batch_tokens, "tokens");
-  if (start.step > 0) progress_->message(fmt::format("continuing at step {}, {} tokens", start.step, start.tokens));
-  progress_->update(start.tokens);
-  const int64_t rows = config_.train.micro_batch_tokens / config_.data.context;
-  batches_ = std::make_unique<Prefetcher>([this, rows](int64_t i) { return corpora_.train->get(i * rows, rows); },
-                                          start.tokens / config_.train.micro_batch_tokens,
-                                          2 * config_.train.batch_tokens / config_.train.micro_batch_tokens, lag_ > 0);
-  if (config_.output.checkpoint_interval_tokens > 0) writer_.prepare(weights(), trainer_.tensors());
+void Run::restore(const json& beginning) {
+  const std::string file = beginning.at("file");
+  checkpoint::NamedTensors moments;
+  if (leader_) {
+    load_weights(model_, leader_->newest->dir);
+    moments = checkpoint::read_safetensors(leader_->newest->dir / "trainer.safetensors").tensors;
+  }
+  trainer_.restore(beginning.at("state"), moments, file);
+  saved_tokens_ = beginning.at("tokens");
+}
 
+RunOutcome Run::train(const json& beginning) {
+  if (!beginning.is_null()) restore(beginning);
+  const TrainerState start = trainer_.state();
+  if (leader_) {
+    leader_->directory.begin(start.tokens, corpora_.identity, model_.count_parameters().total, ranks_.size());
+    if (options_.on_begin) options_.on_begin(config_);
+    log_ = std::make_unique<RunLog>(config_, start);
+    if (config_.output.checkpoint_interval_tokens > 0) writer_->prepare(weights(), trainer_.shapes());
+  }
+  const auto read = [this](int64_t index) {
+    const auto rows = share_.rows(index);
+    const auto batch = corpora_.train->get(rows.begin, rows.count);
+    return shard_ ? data::Batch{shard_->take(batch.ids_BT), shard_->take(batch.labels_BT)} : batch;
+  };
+  batches_ = std::make_unique<Prefetcher>(read, start.tokens / config_.train.batch_tokens * share_.micro_batches,
+                                          2 * share_.micro_batches, lag_ > 0);
   timed_from_ = std::chrono::steady_clock::now();
-  while (!all_begun() && !interrupted()) step();
+  while (!all_begun() && !stops()) step();
   while (trainer_.pending() > 0) finish_step();
   if (finished() && evaluated_step_ != trainer_.state().step) {
     evaluate();
     write_sample();
   }
   if (saved_tokens_ != trainer_.state().tokens) save();
-  writer_.finish();
-  progress_->finish();
+  if (leader_) {
+    writer_->finish();
+    log_->finish();
+  }
   return finished() ? RunOutcome::kFinished : RunOutcome::kInterrupted;
 }
 
@@ -150,7 +188,7 @@ void Run::step() {
   const bool saves = passes(before, after, config_.output.checkpoint_interval_tokens);
   const int64_t lag = evaluates || saves ? 0 : lag_;  // both want the state between two steps
   while (trainer_.pending() > lag) finish_step();
-  writer_.check();
+  if (leader_) writer_->check();
   if (!evaluates && !saves) return;
   if (evaluates) {
     evaluate();
@@ -162,9 +200,8 @@ void Run::step() {
 
 void Run::begin_step() {
   std::vector<data::Batch> batches;
-  for (int64_t tokens = 0; tokens < config_.train.batch_tokens; tokens += config_.train.micro_batch_tokens) {
-    batches.push_back(batches_->next());
-  }
+  for (int64_t i = 0; i < share_.micro_batches; ++i) batches.push_back(batches_->next());
+  if (interrupted()) trainer_.ask_to_stop();
   trainer_.begin_step(batches);
 }
 
@@ -173,10 +210,9 @@ void Run::finish_step() {
   timed_seconds_ += seconds_since(timed_from_);
   timed_from_ = std::chrono::steady_clock::now();
   timed_tokens_ += config_.train.batch_tokens;
+  stops_ = stops_ || result.stop;
 
-  if (!result.fault.empty()) warn_of_bad_step(result);
-  progress_->update(result.tokens, fmt::format("loss {:.4f}, gradient norm {:.3g}", result.loss, result.grad_norm));
-  log(result);
+  if (log_) log(result);
   if (options_.on_step) options_.on_step(result);
   if (!result.fault.empty() && trainer_.state().bad_steps >= config_.train.max_bad_steps) {
     throw Error(
@@ -186,14 +222,8 @@ void Run::finish_step() {
   }
 }
 
-void Run::warn_of_bad_step(const StepResult& result) {
-  const int64_t context = config_.data.context;
-  const int64_t first = (result.tokens - config_.train.batch_tokens) / context;
-  progress_->message(fmt::format("warning: step {} was not applied: {} (contexts {} to {} of the data)", result.step,
-                                 result.fault, first, result.tokens / context - 1));
-}
-
 void Run::log(const StepResult& result) {
+  log_->show(result);
   const bool due = result.step % config_.output.log_interval_steps == 0 || result.step == 1 || finished();
   if (!due && result.fault.empty()) return;
   const double speed = timed_seconds_ > 0 ? static_cast<double>(timed_tokens_) / timed_seconds_ : 0;
@@ -202,18 +232,10 @@ void Run::log(const StepResult& result) {
   waited_before_ += waited;
   timed_seconds_ = 0;
   timed_tokens_ = 0;
-  json line{{"kind", "train"},       {"step", result.step},           {"tokens", result.tokens},
-            {"loss", result.loss},   {"grad_norm", result.grad_norm}, {"lr", result.lr},
-            {"tokens_per_s", speed}, {"data_wait", data_wait},        {"time", unix_time()}};
-  if (!result.fault.empty()) line["fault"] = result.fault;
-  metrics_->write(line);
-  if (!events_) return;
-  events_->scalar(result.step, "train/loss", result.loss);
-  events_->scalar(result.step, "train/grad_norm", result.grad_norm);
-  events_->scalar(result.step, "train/lr", result.lr);
-  events_->scalar(result.step, "train/tokens_per_s", speed);
+  log_->write_step(result, speed, data_wait);
 }
 
+// Every rank does this and the sample, with the same result: none has to wait for one that does it for all.
 void Run::evaluate() {
   const TrainerState& state = trainer_.state();
   evaluated_step_ = state.step;
@@ -221,18 +243,7 @@ void Run::evaluate() {
   const at::NoGradGuard no_grad;
   const auto held_out =
       eval::held_out_loss(model_, *corpora_.valid, tokenizer_, config_.data.context, config_.eval.max_tokens);
-  metrics_->write({{"kind", "eval"},
-                   {"step", state.step},
-                   {"tokens", state.tokens},
-                   {"loss", held_out.loss},
-                   {"perplexity", held_out.perplexity},
-                   {"bits_per_byte", held_out.bits_per_byte}});
-  progress_->message(fmt::format("step {}: held-out loss {:.4f}, perplexity {:.2f}, {:.4f} bits a byte", state.step,
-                                 held_out.loss, held_out.perplexity, held_out.bits_per_byte));
-  if (!events_) return;
-  events_->scalar(state.step, "eval/loss", held_out.loss);
-  events_->scalar(state.step, "eval/perplexity", held_out.perplexity);
-  events_->scalar(state.step, "eval/bits_per_byte", held_out.bits_per_byte);
+  if (log_) log_->write_evaluation(state, held_out);
 }
 
 void Run::write_sample() {
@@ -241,13 +252,10 @@ void Run::write_sample() {
   infer::GenerateOptions options;
   options.max_tokens = config_.eval.sample_tokens;
   options.sampling.seed = config_.train.seed;
-  const TrainerState& state = trainer_.state();
   const std::string& prompt = config_.eval.sample_prompt;
   const auto sample = infer::generate(model_, tokenizer_, prompt, options);
-  if (sample.reason == infer::FinishReason::kCancelled) return;
-  const std::string text = prompt + sample.text;
-  metrics_->write({{"kind", "sample"}, {"step", state.step}, {"tokens", state.tokens}, {"text", text}});
-  if (events_) events_->text(state.step, "sample", text);
+  if (sample.reason != infer::FinishReason::kCancelled && log_)
+    log_->write_sample(trainer_.state(), prompt + sample.text);
 }
 
 checkpoint::NamedTensors Run::weights() const {
@@ -257,27 +265,38 @@ checkpoint::NamedTensors Run::weights() const {
 }
 
 void Run::save() {
-  metrics_->sync();
-  writer_.save(trainer_.state().tokens, weights(), trainer_.tensors(),
-               {{"config.json", config_.model.to_json().dump(2) + "\n"},
-                {"trainer.json", trainer_.state_json().dump(2) + "\n"}});
   saved_tokens_ = trainer_.state().tokens;
+  const auto state = trainer_.state_json().dump(2) + "\n";
+  if (!leader_) return trainer_.visit_tensors([](const std::string&, const at::Tensor&) {});
+  log_->sync();
+  writer_->save(saved_tokens_, weights(), [this](const TensorSink& sink) { trainer_.visit_tensors(sink); },
+                {{"config.json", config_.model.to_json().dump(2) + "\n"}, {"trainer.json", state}});
+}
+
+RunOutcome train_among(const dist::ProcessGroup& ranks, RunConfig config, data::Tokenizer tokenizer,
+                       const RunOptions& options) {
+  std::optional<Leader> leader;
+  if (ranks.rank() == 0) leader.emplace(config, options);
+  if (options.init_from) check_model_tokenizer(*options.init_from, tokenizer);
+  const json beginning = beginning_of(leader ? &*leader : nullptr, ranks);
+  if (!beginning.is_null() && beginning.at("tokens") >= config.train.max_tokens) return RunOutcome::kAlreadyFinished;
+  choose_device(config.train.device, options.launch);
+  return Run(config, std::move(tokenizer), ranks, leader ? &*leader : nullptr, options).train(beginning);
 }
 
 }  // namespace
 
 RunOutcome run_training(RunConfig config, const RunOptions& options) {
-  set_threads(config.train.threads);
+  set_threads(config.train.threads, options.launch.local_size);
   data::Tokenizer tokenizer = make_tokenizer(config.data);
   fit_vocabulary(config.model, tokenizer);
-  RunDirectory directory(config, options.init_from);
-  if (options.init_from) check_model_tokenizer(*options.init_from, tokenizer);
-  CheckpointStore checkpoints(directory.path() / "checkpoints",
-                              {config.output.keep_last, config.output.keep_every_tokens, options.on_checkpoint_stage});
-  const auto warn = [](const std::string& line) { fmt::print(stderr, "warning: {}\n", line); };
-  const auto newest = checkpoints.newest(warn);
-  if (newest && newest->tokens >= config.train.max_tokens) return RunOutcome::kAlreadyFinished;
-  return Run(std::move(config), std::move(tokenizer), directory, checkpoints, options).train(newest);
+  const auto ranks = join_ranks(config, options.launch);
+  try {
+    return train_among(ranks, std::move(config), std::move(tokenizer), options);
+  } catch (const std::exception& error) {
+    ranks.report_failure(error.what());
+    throw;
+  }
 }
 
 }  // namespace fox::train

@@ -5,10 +5,8 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
-#include <algorithm>
 #include <array>
 #include <ctime>
-#include <string_view>
 
 #include "base/error.h"
 #include "base/version.h"
@@ -19,22 +17,26 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::array<std::string_view, 6> kHarmless{
-    "data.cache",         "train.device", "train.threads", "train.max_bad_steps", "train.activation_checkpointing",
-    "train.deterministic"};
+constexpr std::array kHarmless{"device",        "threads",         "max_bad_steps",  "activation_checkpointing",
+                               "deterministic", "shard_optimizer", "rank_timeout_s", "sequence_ranks"};  // of train
 
-bool harmless(std::string_view key) {
-  return key.starts_with("output.") || std::find(kHarmless.begin(), kHarmless.end(), key) != kHarmless.end();
+void leave_out_harmless(json& config) {
+  config.erase("output");
+  if (config.contains("data")) config["data"].erase("cache");
+  for (const char* key : kHarmless) {
+    if (config.contains("train")) config["train"].erase(key);
+  }
 }
 
-std::string show(const json& table, const std::string& key) {
-  return table.contains(key) ? table.at(key).dump() : "not set";
+std::string show(const json& config, const std::string& table, const std::string& key) {
+  const bool there = config.contains(table) && config.at(table).contains(key);
+  return there ? config.at(table).at(key).dump() : "not set";
 }
 
 std::string utc_now() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
 
 json read_run_json(const fs::path& path) {
-  const auto run = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  auto run = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   if (run.is_object() && run.contains("config") && run["config"].is_object()) return run;
   throw Error(fmt::format("{} is damaged", path.string()), "bring it back from a copy, or choose another output.dir");
 }
@@ -47,19 +49,29 @@ std::string join(const std::vector<std::string>& parts) {
 
 }  // namespace
 
-std::vector<std::string> config_differences(const json& there, const json& here) {
+std::vector<std::string> all_differences(const json& there, const json& here, const std::string& there_name,
+                                         const std::string& here_name) {
   std::vector<std::string> differences;
-  for (const auto& [table, values] : here.items()) {
-    const json other = there.value(table, json::object());
-    json keys = values;  // the keys of both
-    keys.update(other);
-    for (const auto& [name, unused] : keys.items()) {
-      const std::string key = table + "." + name;
-      const std::string was = show(other, name), is = show(values, name);
-      if (was != is && !harmless(key)) differences.push_back(fmt::format("{} is {} there and {} here", key, was, is));
+  json tables = here;  // those of both
+  tables.update(there);
+  for (const auto& [table, unused] : tables.items()) {
+    json keys = json::object();
+    for (const json* config : {&there, &here}) {
+      if (config->contains(table)) keys.update(config->at(table));
+    }
+    for (const auto& [name, also_unused] : keys.items()) {
+      const std::string was = show(there, table, name), is = show(here, table, name);
+      if (was != is)
+        differences.push_back(fmt::format("{}.{} is {} {} and {} {}", table, name, was, there_name, is, here_name));
     }
   }
   return differences;
+}
+
+std::vector<std::string> config_differences(json there, json here) {
+  leave_out_harmless(there);
+  leave_out_harmless(here);
+  return all_differences(there, here, "there", "here");
 }
 
 RunDirectory::RunDirectory(const RunConfig& config, const std::optional<fs::path>& init_from)
@@ -89,16 +101,16 @@ RunDirectory::RunDirectory(const RunConfig& config, const std::optional<fs::path
   if (!recorded.empty()) init_from_ = recorded;
 }
 
-void RunDirectory::begin(int64_t tokens, const json& data, int64_t parameters) {
+void RunDirectory::begin(int64_t tokens, const json& data, int64_t parameters, int ranks) {
   if (run_.contains("data") && run_["data"] != data) {
     throw Error(fmt::format("the text of the run in {} has changed since it was started: {} then, {} now",
                             path_.string(), run_["data"].dump(), data.dump()),
                 "restore the text, or choose another output.dir");
   }
-  const json session{{"started", utc_now()},          {"tokens", tokens},
-                     {"version", version()},          {"commit", commit()},
-                     {"torch", TORCH_VERSION},        {"threads", at::get_num_threads()},
-                     {"device", config_.train.device}};
+  const json session{{"started", utc_now()},           {"tokens", tokens},
+                     {"version", version()},           {"commit", commit()},
+                     {"torch", TORCH_VERSION},         {"threads", at::get_num_threads()},
+                     {"device", config_.train.device}, {"ranks", ranks}};
   if (run_.is_null()) {
     run_ = {{"version", version()},           {"commit", commit()},         {"torch", TORCH_VERSION},
             {"started", session["started"]},  {"seed", config_.train.seed}, {"threads", session["threads"]},

@@ -13,13 +13,17 @@
 
 namespace fox::train {
 
-/// Differences between two configurations (RunConfig::to_json), as "train.lr is 0.001 there and 0.002 here". Left out
-/// are the keys that change neither what is learnt nor what is measured: output.* (where and how often something is
-/// written), data.cache, train.device, train.threads, train.max_bad_steps, train.activation_checkpointing and
-/// train.deterministic.
-std::vector<std::string> config_differences(const nlohmann::json& there, const nlohmann::json& here);
+/// All keys in which two configurations (RunConfig::to_json) differ, as "train.lr is 0.001 THERE and 0.002 HERE" with
+/// these two names.
+std::vector<std::string> all_differences(const nlohmann::json& there, const nlohmann::json& here,
+                                         const std::string& there_name, const std::string& here_name);
 
-/// The folder of one training run, for the one process that trains in it:
+/// The same, named "there" and "here", without the keys that change neither what is learnt nor what is measured:
+/// output.* (where and how often something is written), data.cache, train.device, .threads, .max_bad_steps,
+/// .activation_checkpointing, .deterministic, .shard_optimizer, .rank_timeout_s and .sequence_ranks.
+std::vector<std::string> config_differences(nlohmann::json there, nlohmann::json here);
+
+/// The folder of one training run, for the one process that writes in it:
 ///   run.toml (the configuration in full), run.json (the same, with versions, commit, and every time the run was
 ///   started or continued), metrics.jsonl, tb/, tokens/, checkpoints/.
 class RunDirectory {
@@ -32,9 +36,9 @@ class RunDirectory {
   const std::filesystem::path& path() const { return path_; }
   const std::optional<std::filesystem::path>& init_from() const { return init_from_; }
 
-  /// Notes in run.json that training starts or goes on at `tokens` with this data (any JSON that identifies it) and
-  /// this many parameters. Throws fox::Error when an existing run was started on other data.
-  void begin(int64_t tokens, const nlohmann::json& data, int64_t parameters);
+  /// Notes in run.json that training starts or goes on at `tokens` with this data (any JSON that identifies it), this
+  /// many parameters and on so many ranks. Throws fox::Error when an existing run was started on other data.
+  void begin(int64_t tokens, const nlohmann::json& data, int64_t parameters, int ranks = 1);
 
  private:
   std::filesystem::path path_;

@@ -15,9 +15,9 @@
 
 namespace fox::train {
 
-void set_threads(int64_t threads) {
-  const auto cores = static_cast<int64_t>(std::max(1u, std::thread::hardware_concurrency()));
-  at::set_num_threads(static_cast<int>(threads > 0 ? threads : cores));
+void set_threads(int64_t threads, int64_t sharing) {
+  const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+  at::set_num_threads(static_cast<int>(threads > 0 ? threads : std::max(int64_t{1}, cores / sharing)));
 }
 
 void load_weights(model::LanguageModel& model, const std::filesystem::path& dir) {
@@ -61,7 +61,8 @@ void place_model(model::LanguageModel& model, at::Device device, const std::stri
 TrainerOptions trainer_options(const TrainConfig& config) {
   return {.schedule = {config.lr, config.min_lr, config.warmup_tokens, config.max_tokens},
           .adamw = {config.beta1, config.beta2, config.eps, config.weight_decay},
-          .max_grad_norm = config.max_grad_norm};
+          .max_grad_norm = config.max_grad_norm,
+          .shard_optimizer = config.shard_optimizer};
 }
 
 int64_t total_steps(const TrainConfig& config) {

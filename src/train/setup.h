@@ -12,8 +12,9 @@ namespace fox::train {
 
 // What a training run and its dry run set up alike.
 
-/// Sets the number of threads of ATen and of the kernels (0: all cores).
-void set_threads(int64_t threads);
+/// Sets the number of threads of ATen and of the kernels (0: all cores, or an equal share of them when as many
+/// processes as `sharing` run on this machine).
+void set_threads(int64_t threads, int64_t sharing = 1);
 
 /// Weights from a Hugging Face directory or a run (its newest checkpoint), which must fit `model`.
 void load_weights(model::LanguageModel& model, const std::filesystem::path& dir);

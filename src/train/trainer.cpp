@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "checkpoint/hf_directory.h"
 #include "train/device_numbers.h"
 
 namespace fox::train {
@@ -19,8 +20,14 @@ constexpr int64_t kIgnored = -100;
 int64_t count_labels(std::span<const data::Batch> micro_batches) {
   int64_t labels = 0;
   for (const auto& batch : micro_batches) labels += batch.labels_BT.ne(kIgnored).sum().item<int64_t>();
-  if (labels == 0) throw Error("no label of this training step counts", "all of them are marked as ignored (-100)");
   return labels;
+}
+
+std::unique_ptr<ParameterBuckets> make_buckets(model::LanguageModel& model, const TrainerOptions& options,
+                                               const dist::ProcessGroup& ranks) {
+  model.set_requires_grad(true);
+  if (ranks.size() == 1) return nullptr;
+  return std::make_unique<ParameterBuckets>(model.parameters(), ranks, options.shard_optimizer);
 }
 
 }  // namespace
@@ -30,40 +37,74 @@ struct Trainer::Pending {
   StepResult result;  ///< but for what `numbers` will say
   int64_t micro_batches = 0;
   std::vector<size_t> parameters;  ///< of the norms
-  DeviceNumbers numbers;           ///< loss of each micro-batch, global norm, norm of each gradient
+  dist::Transfer sums;             ///< by which numbers come together
+  DeviceNumbers numbers;  ///< loss of each micro-batch of each rank, ranks to stop, global norm, norm of each gradient
 };
 
-Trainer::Trainer(model::LanguageModel& model, const TrainerOptions& options)
-    : model_(model), options_(options), optimizer_(model.parameters(), options.adamw) {
-  model_.set_requires_grad(true);
+Trainer::Trainer(model::LanguageModel& model, const TrainerOptions& options, const dist::ProcessGroup& ranks,
+                 std::shared_ptr<const dist::SequenceShard> shard)
+    : model_(model),
+      options_(options),
+      ranks_(ranks),
+      buckets_(make_buckets(model, options, ranks)),
+      optimizer_(buckets_ ? buckets_->own() : model.parameters(), options.adamw) {
+  sequence_.shard = std::move(shard);
+  broadcast_weights();
 }
 Trainer::~Trainer() = default;
 Trainer::Trainer(Trainer&&) noexcept = default;
 
+void Trainer::broadcast_weights() {
+  if (!buckets_) return;
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : model_.parameters()) {
+    ranks_.broadcast(parameter.tensor.detach()).wait();
+    parameter.tensor.unsafeGetTensorImpl()->bump_version();  // see ParameterBuckets::gather_weights
+  }
+}
+
 int64_t Trainer::pending() const { return std::ssize(pending_); }
 
-std::vector<at::Tensor> Trainer::backward(std::span<const data::Batch> micro_batches, Pending& pending) {
-  const int64_t labels = count_labels(micro_batches);
-  const bool whole = micro_batches.size() == 1;  // the model's own mean is then the mean over the step
+std::optional<at::Tensor> Trainer::label_weight(std::span<const data::Batch> micro_batches) const {
   const auto& like = model_.parameters().front().tensor;
+  const int64_t own = count_labels(micro_batches);
+  if (ranks_.size() == 1) {
+    if (own == 0) throw Error("no label of this training step counts", "all of them are marked as ignored (-100)");
+    if (micro_batches.size() == 1) return std::nullopt;
+  }
+  const auto labels = at::full({}, own, like.options().dtype(at::kDouble).requires_grad(false));
+  ranks_.all_reduce(labels).wait();
+  return labels.reciprocal().to(like.scalar_type());
+}
+
+void Trainer::forget_gradients(bool several_passes) {
+  if (buckets_) return buckets_->begin_step(several_passes);
+  for (const auto& parameter : model_.parameters()) parameter.tensor.mutable_grad().reset();
+}
+
+std::vector<at::Tensor> Trainer::backward(std::span<const data::Batch> micro_batches,
+                                          const std::optional<at::Tensor>& label_weight, Pending& pending) {
+  const auto device = model_.parameters().front().tensor.device();
+  forget_gradients(micro_batches.size() > 1);
   std::vector<at::Tensor> losses;
   for (const auto& batch : micro_batches) {
-    const auto ids_BT = batch.ids_BT.to(like.device(), /*non_blocking=*/true);
-    const auto labels_BT = batch.labels_BT.to(like.device(), /*non_blocking=*/true);
+    const auto ids_BT = batch.ids_BT.to(device, /*non_blocking=*/true);
+    const auto labels_BT = batch.labels_BT.to(device, /*non_blocking=*/true);
     std::optional<at::Tensor> weight_BT;
-    if (!whole) {
-      weight_BT =
-          at::full(labels_BT.sizes(), 1.0 / static_cast<double>(labels), labels_BT.options().dtype(like.scalar_type()));
-    }
+    if (label_weight) weight_BT = label_weight->expand(labels_BT.sizes()).contiguous();
+    if (buckets_ && losses.size() + 1 == micro_batches.size()) buckets_->last_pass();
     try {
-      const auto total = model_.loss(ids_BT, labels_BT, {}, weight_BT).total;
+      const auto total = model_.loss(ids_BT, labels_BT, sequence_, weight_BT).total;
       losses.push_back(total.detach().to(at::kDouble));
       total.backward();
     } catch (const NonFiniteError& error) {
       pending.result.fault =
           fmt::format("in micro-batch {} of {}: {}", losses.size() + 1, micro_batches.size(), error.what());
-      return {};
+      break;
     }
+  }
+  if (!pending.result.fault.empty()) {
+    losses.assign(micro_batches.size(), at::full({}, std::nan(""), at::dtype(at::kDouble).device(device)));
   }
   return losses;
 }
@@ -73,32 +114,54 @@ void Trainer::begin_step(std::span<const data::Batch> micro_batches) {
   pending.result.step = state_.step + std::ssize(pending_) + 1;
   pending.result.lr = options_.schedule.at(tokens_begun_);
   pending.result.tokens = tokens_begun_;
-  for (const auto& batch : micro_batches) pending.result.tokens += batch.ids_BT.numel();
+  for (const auto& batch : micro_batches) pending.result.tokens += ranks_.size() * batch.ids_BT.numel();
   pending.micro_batches = std::ssize(micro_batches);
 
-  const auto& parameters = model_.parameters();
-  for (const auto& parameter : parameters) parameter.tensor.mutable_grad().reset();
-  auto losses = backward(micro_batches, pending);
-  const auto device = parameters.front().tensor.device();
+  const auto weight = label_weight(micro_batches);
+  auto losses = backward(micro_batches, weight, pending);
+  const auto device = model_.parameters().front().tensor.device();
   if (!pending.result.fault.empty() && !device.is_cpu()) {
     // On a GPU a bad gate is reported by a later call than its own, which may have been the step before this one.
     at::accelerator::synchronizeDevice(device.index());
     pending.result.fault.clear();
-    for (const auto& parameter : parameters) parameter.tensor.mutable_grad().reset();
-    losses = backward(micro_batches, pending);
+    losses = backward(micro_batches, weight, pending);
   }
-  if (pending.result.fault.empty()) {
-    const at::NoGradGuard no_grad;
-    auto norms = gradient_norms(parameters);
-    const auto numbers = at::cat({at::stack(losses), norms.global.view(1), norms.each});
-    // The global norm is finite exactly when all gradients are.
-    const auto apply = at::isfinite(numbers.narrow(0, 0, pending.micro_batches + 1)).all();
-    optimizer_.step(pending.result.lr, {norms.divisor(options_.max_grad_norm), apply});
-    pending.numbers = DeviceNumbers(numbers);
-    pending.parameters = std::move(norms.parameters);
-  }
+  if (buckets_) buckets_->finish_gradients(/*faulty=*/!pending.result.fault.empty());
+  if (buckets_ || pending.result.fault.empty()) update(losses, pending);
   tokens_begun_ = pending.result.tokens;
   pending_.push_back(std::move(pending));
+}
+
+void Trainer::update(const std::vector<at::Tensor>& losses, Pending& pending) {
+  const at::NoGradGuard no_grad;
+  const auto& parameters = model_.parameters();
+  const bool sharded = buckets_ && buckets_->sharded();
+  const int64_t own = std::ssize(losses), all = own * ranks_.size();
+  // Losses, ranks to stop and, when every rank has the gradients of its share only, squares of their norms.
+  const auto sums = at::zeros({all + 1 + (sharded ? std::ssize(parameters) : 0)}, losses.front().options());
+  const auto squares = sums.narrow(0, all + 1, sums.numel() - all - 1);
+  sums.narrow(0, own * ranks_.rank(), own).copy_(at::stack(losses));
+  sums[all].fill_(asked_to_stop_ ? 1 : 0);
+  if (sharded && !buckets_->own().empty()) {
+    squares.index_copy_(0, buckets_->own_indices(), gradient_norms(buckets_->own()).each.square());
+  }
+  pending.sums = ranks_.all_reduce(sums);
+  dist::Transfer(pending.sums).wait();
+
+  GradientNorms norms;
+  if (sharded) {
+    norms = {{}, squares.sqrt(), squares.sum().sqrt()};
+    for (size_t i = 0; i < parameters.size(); ++i) norms.parameters.push_back(i);
+  } else {
+    norms = gradient_norms(parameters);
+  }
+  const auto numbers = at::cat({sums.narrow(0, 0, all + 1), norms.global.view(1), norms.each});
+  // The global norm is finite exactly when all gradients are.
+  const auto apply = at::isfinite(numbers.narrow(0, 0, all + 2)).all();
+  optimizer_.step(pending.result.lr, {norms.divisor(options_.max_grad_norm), apply});
+  if (buckets_) buckets_->gather_weights();
+  pending.numbers = DeviceNumbers(numbers);
+  pending.parameters = std::move(norms.parameters);
 }
 
 StepResult Trainer::finish_step() {
@@ -106,9 +169,10 @@ StepResult Trainer::finish_step() {
   Pending pending = std::move(pending_.front());
   pending_.erase(pending_.begin());
   StepResult& result = pending.result;
-  if (result.fault.empty()) {
-    read_numbers(pending);
-  } else {
+  const std::string told = result.fault;
+  if (buckets_ || told.empty()) read_numbers(pending);
+  if (!told.empty()) {
+    result.fault = told;
     result.loss = result.grad_norm = std::nan("");
   }
   state_.bad_steps = result.fault.empty() ? 0 : state_.bad_steps + 1;
@@ -119,19 +183,23 @@ StepResult Trainer::finish_step() {
 
 void Trainer::read_numbers(Pending& pending) const {
   StepResult& result = pending.result;
+  pending.sums.wait_on_host();  // a rank that hangs is noticed here
   const std::vector<double> numbers = pending.numbers.read();
-  for (int64_t i = 0; i < pending.micro_batches; ++i) {
+  const int64_t own = pending.micro_batches, all = own * ranks_.size();
+  result.stop = numbers[all] > 0;
+  for (int64_t i = 0; i < all; ++i) {
     result.loss += numbers[i];
     if (std::isfinite(numbers[i])) continue;
     result.grad_norm = std::nan("");
-    result.fault = fmt::format("the loss of micro-batch {} of {} is {}", i + 1, pending.micro_batches, numbers[i]);
+    const std::string whose = ranks_.size() == 1 ? "" : fmt::format(" on rank {}", i / own);
+    result.fault = fmt::format("the loss of micro-batch {} of {}{} is {}", i % own + 1, own, whose, numbers[i]);
     return;
   }
-  result.grad_norm = numbers[pending.micro_batches];
+  result.grad_norm = numbers[all + 1];
   if (std::isfinite(result.grad_norm)) return;
   std::string culprit = "the gradient norm";
   for (size_t i = 0; i < pending.parameters.size(); ++i) {
-    if (std::isfinite(numbers[pending.micro_batches + 1 + i])) continue;
+    if (std::isfinite(numbers[all + 2 + i])) continue;
     culprit = "the gradient of " + model_.parameters()[pending.parameters[i]].name;
     break;
   }
@@ -151,15 +219,44 @@ nlohmann::json Trainer::state_json() const {
           {"optimizer_steps", optimizer_.steps()}};
 }
 
+void Trainer::visit_tensors(const TensorSink& sink) const {
+  const auto own = tensors();
+  if (!buckets_) {
+    for (const auto& [name, tensor] : own) sink(name, tensor);
+    return;
+  }
+  for (const char* kind : AdamW::kMoments) buckets_->gather(own, kind, sink);
+}
+
+checkpoint::NamedTensors Trainer::shapes() const {
+  checkpoint::NamedTensors shapes;
+  for (const auto& parameter : model_.parameters()) {
+    if (!parameter.trainable) continue;
+    const auto one = at::empty({}, parameter.tensor.options().requires_grad(false));
+    for (const char* kind : AdamW::kMoments) shapes[kind + parameter.name] = one.expand(parameter.tensor.sizes());
+  }
+  return shapes;
+}
+
 void Trainer::restore(const nlohmann::json& state, const checkpoint::NamedTensors& tensors, const std::string& where) {
   try {
     state_ = {state.at("step").get<int64_t>(), state.at("tokens").get<int64_t>(), state.at("bad_steps").get<int64_t>()};
     tokens_begun_ = state_.tokens;
-    optimizer_.restore(tensors, state.at("optimizer_steps").get<int64_t>(), where);
+    const auto steps = state.at("optimizer_steps").get<int64_t>();
+    if (!buckets_) return optimizer_.restore(tensors, steps, where);
+    optimizer_.set_steps(steps);
   } catch (const nlohmann::json::exception& error) {
     throw Error(fmt::format("{}: not the state of a trainer: {}", where, error.what()),
                 "the checkpoint was written by another version, or changed since");
   }
+  const at::NoGradGuard no_grad;
+  checkpoint::NamedTensors whole;
+  if (ranks_.rank() == 0) {
+    for (const auto& [name, shape] : shapes()) whole[name] = at::empty(shape.sizes(), shape.dtype());
+    checkpoint::load_into(tensors, whole, where);
+  }
+  for (const char* kind : AdamW::kMoments) buckets_->scatter(whole, kind, optimizer_.state());
+  broadcast_weights();
 }
 
 }  // namespace fox::train

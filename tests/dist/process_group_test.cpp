@@ -145,7 +145,8 @@ void expect_blamed(const std::vector<test::Ended>& ended, int culprit, const std
     if (rank == culprit) continue;
     EXPECT_NE(ended[rank].error.find("rank " + std::to_string(culprit)), std::string::npos)
         << "rank " << rank << " says '" << ended[rank].error << "'";
-    EXPECT_NE(ended[rank].error.find(how), std::string::npos) << "rank " << rank << " says '" << ended[rank].error << "'";
+    EXPECT_NE(ended[rank].error.find(how), std::string::npos)
+        << "rank " << rank << " says '" << ended[rank].error << "'";
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -40,6 +41,7 @@ inline void send(int pipe, char kind, const std::string& text) {
 using Body = std::function<std::string(const dist::Launch&)>;
 
 [[noreturn]] inline void run(dist::Launch launch, const Body& body, int port_from, int result_to) {
+  at::set_num_threads(1);  // the threads of the parent's pool are not here
   if (::read(port_from, &launch.port, sizeof launch.port) != sizeof launch.port) ::_exit(3);
   try {
     const std::string said = body(launch);

@@ -16,6 +16,7 @@ namespace fs = std::filesystem;
 using checkpoint::NamedTensors;
 
 void write_nothing(const fs::path&) {}
+void no_moments(const TensorSink&) {}
 
 // The thread is held at the first stage of its write, so that what is tested happens while it writes.
 struct HeldStore {
@@ -32,7 +33,8 @@ TEST(CheckpointWriter, WritesWhatWasThereWhenItWasAsked) {
   CheckpointWriter writer(held.store, [](const fs::path& dir) { write_file_atomically(dir / "rest", "r"); });
   const NamedTensors weights{{"w", at::ones({3})}}, moments{{"m", at::full({2}, 5.0)}};
   writer.prepare(weights, moments);
-  writer.save(64, weights, moments, {{"trainer.json", "{}"}});
+  const auto visit = [&](const TensorSink& sink) { sink("m", moments.at("m")); };
+  writer.save(64, weights, visit, {{"trainer.json", "{}"}});
   weights.at("w").detach().fill_(-1);
   moments.at("m").detach().fill_(-1);
   EXPECT_TRUE(checkpoint::list_checkpoints(held.folder.path()).empty());
@@ -50,7 +52,7 @@ TEST(CheckpointWriter, SavesOneAfterAnother) {
   test::TemporaryFolder folder;
   CheckpointStore store(folder.path(), {.keep_last = 9, .keep_every_tokens = 0, .on_stage = {}});
   CheckpointWriter writer(store, write_nothing);
-  for (int64_t i = 1; i <= 5; ++i) writer.save(i, {{"w", at::full({3}, i, at::kDouble)}}, {}, {});
+  for (int64_t i = 1; i <= 5; ++i) writer.save(i, {{"w", at::full({3}, i, at::kDouble)}}, no_moments, {});
   writer.finish();
   const auto all = checkpoint::list_checkpoints(folder.path());
   ASSERT_EQ(all.size(), 5u);
@@ -70,13 +72,13 @@ TEST(CheckpointWriter, AFailureReachesTheLoop) {
       if (full) throw Error("no space left on device");
     });
     const NamedTensors weights{{"w", at::ones({3})}};
-    writer.save(1, weights, {}, {});
+    writer.save(1, weights, no_moments, {});
     writer.finish();
     full = true;
-    writer.save(2, weights, {}, {});
+    writer.save(2, weights, no_moments, {});
     const auto ask = [&] {
       if (asked_by == std::string("finish")) return writer.finish();
-      if (asked_by == std::string("save")) return writer.save(3, weights, {}, {});
+      if (asked_by == std::string("save")) return writer.save(3, weights, no_moments, {});
       for (int i = 0; i < 1000; ++i) {
         writer.check();
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -87,7 +89,7 @@ TEST(CheckpointWriter, AFailureReachesTheLoop) {
     ASSERT_EQ(checkpoint::list_checkpoints(folder.path()).size(), 1u);
     EXPECT_EQ(checkpoint::newest_checkpoint(folder.path())->tokens, 1);
     full = false;
-    writer.save(4, weights, {}, {});
+    writer.save(4, weights, no_moments, {});
     writer.finish();
     EXPECT_EQ(checkpoint::newest_checkpoint(folder.path())->tokens, 4);
   }
