@@ -38,6 +38,10 @@ void LongCrawl64::read(int64_t document, int64_t documents, int64_t first, int64
   array_.read(std::array{document, first}, std::array{documents, tokens}, out);
 }
 
+void LongCrawl64::check_complete(int64_t documents, int64_t first, int64_t tokens) const {
+  array_.check_complete(std::array{int64_t{0}, first}, std::array{documents, tokens});
+}
+
 LongCrawl64Stream::LongCrawl64Stream(const fs::path& dir, int64_t context, int64_t batch_contexts, int32_t start_id,
                                      int64_t vocab_size)
     : dir_(dir),
@@ -60,6 +64,13 @@ LongCrawl64Stream::LongCrawl64Stream(const fs::path& dir, int64_t context, int64
 
 int64_t LongCrawl64Stream::contexts_per_epoch() const {
   return data_.num_documents() / batch_contexts_ * batch_contexts_ * (data_.document_tokens() / context_);
+}
+
+void LongCrawl64Stream::check_complete(int64_t contexts) const {
+  const int64_t column_contexts = data_.num_documents() / batch_contexts_ * batch_contexts_;
+  const int64_t whole = contexts / column_contexts, rest = contexts % column_contexts;
+  data_.check_complete(column_contexts, 0, whole * context_);
+  data_.check_complete(rest, whole * context_, rest > 0 ? context_ : 0);
 }
 
 Batch LongCrawl64Stream::get(int64_t first_context, int64_t count) const {

@@ -24,6 +24,8 @@ class LongCrawl64 {
   /// Tokens [first, first + tokens) of each of the documents [document, document + documents), one after another.
   /// Throws Error naming the chunk file that is missing or damaged. Thread-safe.
   void read(int64_t document, int64_t documents, int64_t first, int64_t tokens, uint16_t* out) const;
+  /// Throws Error naming a chunk file of tokens [first, first + tokens) of the first `documents` that is missing.
+  void check_complete(int64_t documents, int64_t first, int64_t tokens) const;
 
  private:
   ZarrArray array_;
@@ -43,6 +45,8 @@ class LongCrawl64Stream : public TrainingStream {
   Batch get(int64_t first_context, int64_t count) const override;
   int64_t contexts_per_epoch() const override;
   int64_t num_documents() const { return data_.num_documents(); }
+  /// Throws Error naming a chunk file of the first `contexts` contexts that is missing: better now than after days.
+  void check_complete(int64_t contexts) const;
 
  private:
   void fill(int64_t document, int64_t first, const uint16_t* tokens, int64_t* ids, int64_t* labels) const;

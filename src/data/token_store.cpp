@@ -52,6 +52,7 @@ struct TokenStore::Impl {
   /// Tokens as they are stored: uint32 when `wide`, else uint16.
   virtual void read(int64_t first, int64_t count, void* out) const = 0;
   virtual void read_doc_offsets(int64_t first, std::span<int64_t> out) const = 0;
+  virtual void check_complete(int64_t tokens) const = 0;
 
   int64_t num_tokens = 0, num_documents = 0;
   bool wide = false;
@@ -92,6 +93,11 @@ struct Group : TokenStore::Impl {
                 kRebuild);
   }
 
+  void check_complete(int64_t count) const override {
+    const int64_t first = 0;
+    tokens.check_complete(std::span(&first, 1), std::span(&count, 1));
+  }
+
   static constexpr int64_t kOffsetBytes = 4 << 20;  // of decoded offsets that are kept
   ZarrArray tokens, offsets;
   fs::path offsets_dir;
@@ -117,6 +123,10 @@ struct Rows : TokenStore::Impl {
   void read_doc_offsets(int64_t first, std::span<int64_t> out) const override {
     if (first < 0 || first > num_documents + 1 - std::ssize(out)) throw std::out_of_range("no such documents");
     for (int64_t& offset : out) offset = first++ * data.document_tokens();
+  }
+
+  void check_complete(int64_t tokens) const override {
+    data.check_complete((tokens + data.document_tokens() - 1) / data.document_tokens(), 0, data.document_tokens());
   }
 
   LongCrawl64 data;
@@ -160,6 +170,7 @@ int64_t TokenStore::num_documents() const { return impl_->num_documents; }
 void TokenStore::read_doc_offsets(int64_t first, std::span<int64_t> out) const { impl_->read_doc_offsets(first, out); }
 const std::string& TokenStore::tokenizer_fingerprint() const { return impl_->fingerprint; }
 
+void TokenStore::check_complete(int64_t tokens) const { impl_->check_complete(tokens); }
 void TokenStore::read(int64_t first, std::span<int32_t> out) const { read_as(*impl_, first, out); }
 void TokenStore::read(int64_t first, std::span<int64_t> out) const { read_as(*impl_, first, out); }
 

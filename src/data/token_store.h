@@ -38,6 +38,8 @@ class TokenStore {
   /// Tokens [first, first + out.size()); throws naming the chunk file that is missing or damaged. Thread-safe.
   void read(int64_t first, std::span<int32_t> out) const;
   void read(int64_t first, std::span<int64_t> out) const;
+  /// Throws Error naming a chunk file of the first `tokens` that is missing: better now than when it is its turn.
+  void check_complete(int64_t tokens) const;
 
   struct Impl;
 

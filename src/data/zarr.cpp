@@ -125,9 +125,14 @@ ZarrArray::Chunk ZarrArray::load(std::span<const int64_t> index, const std::stri
   return std::make_shared<const std::string>(std::move(bytes));
 }
 
-ZarrArray::Chunk ZarrArray::chunk(std::span<const int64_t> index) const {
+std::string ZarrArray::name_of(std::span<const int64_t> index) const {
   std::string name;
   for (const int64_t i : index) name += (name.empty() ? "" : std::string(1, meta_.separator)) + std::to_string(i);
+  return name;
+}
+
+ZarrArray::Chunk ZarrArray::chunk(std::span<const int64_t> index) const {
+  const std::string name = name_of(index);
   {
     const std::lock_guard lock(mutex_);
     const auto it =
@@ -145,23 +150,48 @@ ZarrArray::Chunk ZarrArray::chunk(std::span<const int64_t> index) const {
   return loaded;
 }
 
-void ZarrArray::read(std::span<const int64_t> start, std::span<const int64_t> count, void* out) const {
+std::optional<ZarrArray::Chunks> ZarrArray::chunks_of(std::span<const int64_t> start,
+                                                      std::span<const int64_t> count) const {
   const size_t n = meta_.shape.size();
   if (start.size() != n || count.size() != n) throw std::out_of_range("a box of another number of dimensions");
   for (size_t d = 0; d < n; ++d) {
     if (start[d] < 0 || count[d] < 0 || start[d] > meta_.shape[d] - count[d])
       throw std::out_of_range("a box outside the array");
-    if (count[d] == 0) return;
+    if (count[d] == 0) return std::nullopt;
   }
-  Index first(n), past(n);  // the chunks that the box touches
+  Chunks chunks{Index(n), Index(n)};
   for (size_t d = 0; d < n; ++d) {
-    first[d] = start[d] / meta_.chunks[d];
-    past[d] = (start[d] + count[d] - 1) / meta_.chunks[d] + 1;
+    chunks.first[d] = start[d] / meta_.chunks[d];
+    chunks.past[d] = (start[d] + count[d] - 1) / meta_.chunks[d] + 1;
   }
-  Index index = first;
+  return chunks;
+}
+
+void ZarrArray::read(std::span<const int64_t> start, std::span<const int64_t> count, void* out) const {
+  const std::optional<Chunks> chunks = chunks_of(start, count);
+  if (!chunks) return;
+  Index index = chunks->first;
   do {
     copy_part(index, start, count, static_cast<char*>(out));
-  } while (advance(index, first, past, n));
+  } while (advance(index, chunks->first, chunks->past, index.size()));
+}
+
+void ZarrArray::check_complete(std::span<const int64_t> start, std::span<const int64_t> count) const {
+  const std::optional<Chunks> chunks = chunks_of(start, count);
+  if (!chunks) return;
+  int64_t all = 0, missing = 0;
+  fs::path first;
+  Index index = chunks->first;
+  do {
+    ++all;
+    const fs::path file = dir_ / name_of(index);
+    if (fs::exists(file)) continue;
+    if (missing++ == 0) first = file;
+  } while (advance(index, chunks->first, chunks->past, index.size()));
+  if (missing == 0) return;
+  throw Error(fmt::format("{} is missing, one of {} missing chunks of the {} that are to be read", first.string(),
+                          missing, all),
+              "the store is not complete: " + std::string(kDamaged));
 }
 
 void ZarrArray::copy_part(const Index& index, std::span<const int64_t> start, std::span<const int64_t> count,

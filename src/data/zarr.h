@@ -52,10 +52,18 @@ class ZarrArray {
   /// Copies the box [start, start + count) into `out`, last dimension fastest. Throws Error naming a chunk's file that
   /// is missing or damaged; std::out_of_range for a box that is not in the array.
   void read(std::span<const int64_t> start, std::span<const int64_t> count, void* out) const;
+  /// Throws Error when chunks of that box have no file, naming the first of them. Reads none.
+  void check_complete(std::span<const int64_t> start, std::span<const int64_t> count) const;
 
  private:
   using Chunk = std::shared_ptr<const std::string>;
   using Index = std::vector<int64_t>;
+  /// The chunks that a box touches, none for an empty one: indices from `first` on, below `past`.
+  struct Chunks {
+    Index first, past;
+  };
+  std::optional<Chunks> chunks_of(std::span<const int64_t> start, std::span<const int64_t> count) const;
+  std::string name_of(std::span<const int64_t> index) const;
   void copy_part(const Index& index, std::span<const int64_t> start, std::span<const int64_t> count, char* out) const;
   Chunk chunk(std::span<const int64_t> index) const;
   Chunk load(std::span<const int64_t> index, const std::string& name) const;

@@ -134,6 +134,7 @@ std::unique_ptr<const data::TrainingStream> open_longcrawl64(const RunConfig& co
                             dir.string(), there, config.train.batch_tokens, wanted - there, wanted),
                 fmt::format("LongCrawl64 is read once: set train.max_tokens = {} or less", there));
   }
+  stream->check_complete(wanted / context);
   return stream;
 }
 
@@ -182,13 +183,14 @@ Corpora open_corpora(const RunConfig& config, const data::Tokenizer& tokenizer, 
   const auto note = [&](const char* name, const fs::path& dir, int64_t documents, int64_t tokens) {
     corpora.identity[name] = {{"checksum", texts_checksum(dir)}, {"documents", documents}, {"tokens", tokens}};
   };
-  const auto open = [&](const CorpusPart& part, const char* name) {
+  const auto open = [&](const CorpusPart& part, const char* name, int64_t to_read) {
     const fs::path dir = part.store.empty() ? folder / name : part.store;
     const data::BuildOptions options{.threads = config.train.threads};
     auto store = std::make_shared<const data::TokenStore>(
         part.store.empty() ? data::build_token_store(part.files, tokenizer, dir, options)
                            : data::TokenStore::open(dir));
     check_tokenizer(*store, dir, tokenizer, config.data);
+    store->check_complete(to_read > 0 ? std::min(to_read, store->num_tokens()) : store->num_tokens());
     note(name, dir, store->num_documents(), store->num_tokens());
     return store;
   };
@@ -197,10 +199,10 @@ Corpora open_corpora(const RunConfig& config, const data::Tokenizer& tokenizer, 
     const auto shape = data::ZarrMeta::read(files.train.store).shape;
     note("train", files.train.store, shape[0], shape[0] * shape[1]);
   } else {
-    corpora.train = std::make_unique<const data::BatchStream>(open(files.train, "train"), config.data.context,
+    corpora.train = std::make_unique<const data::BatchStream>(open(files.train, "train", 0), config.data.context,
                                                               config.train.seed, tokenizer.end_of_text());
   }
-  if (!files.valid.empty()) corpora.valid = open(files.valid, "valid");
+  if (!files.valid.empty()) corpora.valid = open(files.valid, "valid", config.eval.max_tokens);
   return corpora;
 }
 

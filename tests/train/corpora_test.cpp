@@ -77,6 +77,23 @@ TEST(LongCrawl64Run, MoreThanAnEpochIsRefused) {
   EXPECT_TRUE(contains(error_of(config), "both in data.train and in data.valid"));
 }
 
+TEST(LongCrawl64Run, MissingChunksAreFoundBeforeTheFirstStep) {
+  test::TemporaryFolder folder;
+  const RunConfig config = published_run(folder.path());
+  RunOptions options;
+  options.on_step = [](const StepResult&) { ADD_FAILURE() << "it has begun"; };
+  for (const char* chunk : {"train.zarr/1.7", "heldout.zarr/0.3"}) {
+    fs::rename(folder.path() / chunk, folder.path() / "chunk");
+    try {
+      run_training(config, options);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_TRUE(contains(error.what(), (folder.path() / chunk).string() + " is missing"));
+    }
+    fs::rename(folder.path() / "chunk", folder.path() / chunk);
+  }
+}
+
 TEST(LongCrawl64Run, ItsArraysAreNoText) {
   test::TemporaryFolder folder;
   RunConfig config = published_run(folder.path());
