@@ -39,7 +39,8 @@ def main():
             "vocab_size": processor.get_piece_size(), "bos": processor.bos_id(), "eos": processor.eos_id(), "unk": processor.unk_id(),
             "encoded": [{"text": text.hex(), "ids": processor.encode(text)} for text in texts],
             "decoded": [{"ids": ids, "text": processor.decode(ids)} for ids in id_lists if "\ufffd" not in processor.decode(ids)]}
-    (FOLDER / "fixtures.json").write_text(json.dumps(fixtures, ensure_ascii=False, indent=0), encoding="utf-8")
+    text = json.dumps(fixtures, ensure_ascii=False).replace("}, {", "},\n{")
+    (FOLDER / "fixtures.json").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
