@@ -140,6 +140,9 @@ function(fox_library name)
   add_library(${name} SHARED ${objects})
   target_link_libraries(${name} PRIVATE torch_cpu ${FOX_THIRD_PARTY})
   set_target_properties(${name} PROPERTIES INSTALL_RPATH "$ORIGIN;${FOX_TORCH_DIR}/lib" LINKER_LANGUAGE CXX)
+  # What the command line, which is not optimized, has of std::string and other templates must not take the place of the
+  # library's own.
+  target_link_options(${name} PRIVATE -Wl,-Bsymbolic-functions)
 endfunction()
 
 function(fox_executable target)

@@ -11,7 +11,8 @@ namespace fox::data {
 template <typename T>
 class Lender {
  public:
-  /// Calls `work` with one that nobody else has; `make` makes one when there is none. What throws keeps it.
+  /// Calls `work` with one that nobody else has; `make` makes one when there is none. One that `work` throws
+  /// with is not given back.
   template <typename Make, typename Work>
   void lend(const Make& make, const Work& work) const {
     std::unique_ptr<T> lent = take();

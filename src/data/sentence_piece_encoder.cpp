@@ -109,7 +109,7 @@ std::vector<MergeEncoder::Part> MergeEncoder::split(std::string_view text) const
   std::vector<Part> parts;
   while (!text.empty()) {
     const size_t kept = kept_.longest_prefix_of(text), size = kept > 0 ? kept : character_size(text);
-    const auto index = static_cast<uint32_t>(parts.size());
+    const auto index = static_cast<uint32_t>(parts.size());  // index - 1 of the first is kNone
     parts.push_back({text.substr(0, size), index - 1, index + 1, kept > 0});
     text.remove_prefix(size);
   }

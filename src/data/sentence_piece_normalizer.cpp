@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -91,12 +92,11 @@ std::string SentencePieceNormalizer::operator()(std::string_view text) const {
     Step step = next(text);
     text.remove_prefix(step.length);
     while (behind_space && step.becomes.starts_with(' ')) step.becomes.remove_prefix(1);
-    for (const char c : step.becomes) {
-      if (c == ' ') {
-        out += space;
-      } else {
-        out += c;
-      }
+    for (size_t begin = 0; begin < step.becomes.size();) {
+      const size_t end = std::min(step.becomes.find(' ', begin), step.becomes.size());
+      out.append(step.becomes, begin, end - begin);
+      if (end < step.becomes.size()) out += space;
+      begin = end + 1;
     }
     if (!step.becomes.empty()) behind_space = trim && step.becomes.ends_with(' ');
   }

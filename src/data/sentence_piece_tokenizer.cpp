@@ -1,5 +1,5 @@
-// SentencePiece's own library is not linked: it brings a copy of protobuf under the names that libprotobuf and libtorch_cpu
-// export too, and each would call into another's.
+// SentencePiece's own library is not linked: it brings a copy of protobuf under the names that libprotobuf and
+// libtorch_cpu export too, and each would call into another's.
 #include <optional>
 
 #include "base/files.h"

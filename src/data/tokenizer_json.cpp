@@ -245,11 +245,14 @@ std::string to_tokenizer_json(const TokenizerSpec& spec) {
                      {"normalized", false},
                      {"special", token.special}});
   }
+  // Appended without looking whether a name is there already, which would take seconds for GPT-2's: no two are the
+  // same.
   ordered_json vocab = ordered_json::object();
+  auto& members = vocab.get_ref<ordered_json::object_t&>();
   for (size_t id = 0; id < spec.tokens.size(); ++id) {
-    if (!spec.tokens[id].empty()) vocab.emplace(to_alphabet(spec.tokens[id]), id);
+    if (!spec.tokens[id].empty()) members.emplace_back(to_alphabet(spec.tokens[id]), id);
   }
-  for (const AddedToken& token : spec.added) vocab.emplace(token.content, token.id);
+  for (const AddedToken& token : spec.added) members.emplace_back(token.content, token.id);
   // "left right", not pairs: older versions of `tokenizers` read these too, and no byte-level token holds a space.
   ordered_json merges = ordered_json::array();
   for (const Merge& merge : spec.merges) {

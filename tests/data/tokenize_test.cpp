@@ -2,6 +2,7 @@
 // document, and the store's bytes are the same however it was made.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <zstd.h>
@@ -135,6 +136,7 @@ TEST_F(TokenizeTest, KilledAndStartedAgainItEndsWithTheSameBytes) {
     ASSERT_EQ(::pipe(pipe), 0);
     const pid_t child = ::fork();
     if (child == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // it does not end by itself
       const auto tell = [&](char what) {
         if (::write(pipe[1], &what, 1) != 1) ::_exit(1);
       };
@@ -144,10 +146,10 @@ TEST_F(TokenizeTest, KilledAndStartedAgainItEndsWithTheSameBytes) {
       options.on_save = [&] {
         ++saves;
         if (saves == 1) tell('s');
-        // It waits for its end, however late that comes on a busy machine.
-        while (saves == 2) ::pause();
+        while (saves == 2) ::pause();  // for its end, however late that comes on a busy machine
       };
       build_token_store({dir_ / "c"}, tokenizer, dir_ / "store", options);
+      while (saves > 0) ::pause();
       tell('e');
       ::_exit(0);
     }
