@@ -113,23 +113,23 @@ inline void expect_precision(const RecurrenceCase& c, const std::string& what) {
 }
 
 /// On every instruction set, over more chunks than a kept state serves and, given such a case, more channels than the
-/// register block of a product has: several vectors and a part of one.
+/// register block of a product has: several vectors and a part of one. On several threads too.
 inline void expect_every_simd_path_agrees(const RecurrenceCase& c, double relative = 1e-11) {
-  on_every_simd_path([&](const std::string& path) {
+  const auto expect_long_sequence = [&](const std::string& what) {
     at::manual_seed(12);
-    ops::RecurrenceOptions options;
-    const auto long_inputs = c.make(1, 333);
-    options.initial_state = random_state(c, long_inputs);
-    expect_same_values(c, long_inputs, options, relative, path + ", one sequence");
-    const int threads = at::get_num_threads();
-    at::set_num_threads(3);
-    expect_same_values(c, long_inputs, options, relative, path + ", three threads");
-    at::set_num_threads(threads);
-    ops::RecurrenceOptions packed;
-    packed.cu_seqlens = at::tensor({0, 3, 67, 70, 150}, at::kLong);
-    expect_same_values(c, c.make(1, 150), packed, relative, path + ", packed");
+    const auto inputs = c.make(1, 270);
+    expect_same_values(c, inputs, {.initial_state = random_state(c, inputs)}, relative, what);
+  };
+  on_every_simd_path([&](const std::string& path) {
+    expect_long_sequence(path + ", one sequence");
+    expect_same_values(c, c.make(1, 150), {.cu_seqlens = at::tensor({0, 3, 67, 70, 150}, at::kLong)}, relative,
+                       path + ", packed");
     expect_precision(c, path);
   });
+  const int threads = at::get_num_threads();
+  at::set_num_threads(3);
+  expect_long_sequence("three threads");
+  at::set_num_threads(threads);
 }
 
 /// What a device without a kernel computes, the operator piece by piece in ATen calls, is what the kernel computes.

@@ -83,6 +83,7 @@ struct Hgrn2Chunk {
     scale_rows(total, state, p.keys, values, state);
     multiply<true>(Product<T>{k_state, keys, v, values, state, values, p.keys, p.values, rows, /*add=*/true});
   }
+
   /// Calls f(level, first token of the first block, of the second, tokens of the second) for all pairs of blocks.
   template <class F>
   void for_each_pair(const F& f) const {
@@ -110,7 +111,6 @@ struct Hgrn2Chunk {
   /// keys to come are 0.
   HWY_NOINLINE void base_weights(int64_t begin, int64_t count) {
     const Tag<T> d;
-    constexpr int64_t kTogether = 4;
     std::fill_n(decayed, kBase * keys, T(0));
     for (int64_t i = 0; i < count; ++i) {
       std::copy_n(k + (begin + i) * keys, keys, decayed + i * keys);
@@ -123,14 +123,14 @@ struct Hgrn2Chunk {
         for (int64_t c = 0; c < keys; c += kLanes<T>) {
           const auto qc = hn::LoadU(d, query + c), gc = hn::LoadU(d, gate + c);
           HWY_UNROLL(4)
-          for (int64_t n = 0; n < kTogether; ++n) {
+          for (int n = 0; n < kTogether; ++n) {
             T* at = decayed + (j + n) * keys + c;
             const auto key = hn::LoadU(d, at);
             sums[n] = hn::MulAdd(qc, key, sums[n]);
             hn::StoreU(hn::Mul(key, gc), d, at);
           }
         }
-        for (int64_t n = 0; n < std::min(kTogether, i + 1 - j); ++n) {
+        for (int64_t n = 0; n < std::min<int64_t>(kTogether, i + 1 - j); ++n) {
           weights[(begin + j + n) * kChunk + begin + i] = hn::GetLane(hn::SumOfLanes(d, sums[n]));
         }
       }
@@ -164,8 +164,8 @@ void hgrn2_forward_head(Hgrn2Chunk<T>& x, const HeadRows<T>& o, T* last, T* kept
 
 // ------------------------------------------------------------------------------------------------------ backward
 
-/// d: gradients of x_i times the gates of rows 0 … i. Adds those of x to dx and what flows across each gate to dlog_g;
-/// d is overwritten.
+/// d_y: gradients of y_i = x_i times the gates of rows 0 … i. Adds those of x to dx and what flows across each gate to
+/// dlog_g; d_y is overwritten.
 template <class T>
 HWY_NOINLINE void prefix_gradients(const T* x, const T* g, int64_t rows, int64_t width, T* d_y, T* dx, T* dlog_g) {
   const Tag<T> d;
@@ -193,7 +193,7 @@ HWY_NOINLINE void prefix_gradients(const T* x, const T* g, int64_t rows, int64_t
   });
 }
 
-/// The same of x_j times the gates of rows j + 1 … rows - 1. `flow`, if not null, flows across all of them.
+/// The same of x_j times the gates of rows j + 1 … rows - 1. `through`, if not null, flows across all of them.
 template <class T>
 HWY_NOINLINE void suffix_gradients(const T* x, const T* g, int64_t rows, int64_t width, T* d_y, T* dx, T* dlog_g,
                                    const T* through = nullptr) {
@@ -234,7 +234,6 @@ struct Hgrn2ChunkGradients {
   T *values_t, *keys_t;              // (values, 64), (keys, 64)
   T* dweights;                       // (64 keys, 64 queries); below the diagonal anything
   T *history, *d_decayed, *through;  // (16, 16) and (16,) vectors; (keys,)
-
   hwy::AlignedFreeUniquePtr<T[]> memory;
 
   explicit Hgrn2ChunkGradients(Hgrn2Chunk<T>& chunk) : x(chunk) {
