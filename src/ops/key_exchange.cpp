@@ -47,10 +47,6 @@ dist::Transfer exchange(const SequenceShard& shard, const std::vector<at::Tensor
 
 }  // namespace
 
-at::Tensor SliceKeys::view(const KeyRange& range) const {
-  return kv_TB2HD.narrow(0, range.begin - begin, range.size()).permute({2, 1, 0, 3, 4});
-}
-
 KeyExchange::KeyExchange(const KeyPlan& plan, size_t number, const SequenceShard& shard, const at::Tensor& k,
                          const at::Tensor& v) {
   const KeySlice& slice = plan.slices[number];
@@ -61,12 +57,13 @@ KeyExchange::KeyExchange(const KeyPlan& plan, size_t number, const SequenceShard
     room[0].copy_(SequenceShard::rows(k, slot).index_select(2, heads));
     room[1].copy_(SequenceShard::rows(v, slot).index_select(2, heads));
   }
-  const auto piece = [&](const KeyRange& r) { return keys_.kv_TB2HD.narrow(0, r.begin - keys_.begin, r.size()); };
   for (int64_t round = 1; round < shard.ranks(); ++round) {
     const auto [to, from] = neighbours(shard, round);
     std::vector<at::Tensor> send, receive;
-    for (const auto& range : ranges_between(plan, slice, shard, shard.rank(), to)) send.push_back(piece(range));
-    for (const auto& range : ranges_between(plan, slice, shard, from, shard.rank())) receive.push_back(piece(range));
+    for (const auto& range : ranges_between(plan, slice, shard, shard.rank(), to)) send.push_back(keys_.piece(range));
+    for (const auto& range : ranges_between(plan, slice, shard, from, shard.rank())) {
+      receive.push_back(keys_.piece(range));
+    }
     transfers_.push_back(exchange(shard, send, to, receive, from));
   }
 }
@@ -85,22 +82,21 @@ at::Tensor return_gradients(const SliceKeys& grads, const KeyPlan& plan, size_t 
   };
   std::vector<Incoming> incoming;
   std::vector<dist::Transfer> transfers;
-  const auto piece = [&](const KeyRange& r) { return grads.kv_TB2HD.narrow(0, r.begin - grads.begin, r.size()); };
   for (int64_t round = 1; round < shard.ranks(); ++round) {
     const auto [to, from] = neighbours(shard, round);
     std::vector<at::Tensor> send, receive;
     for (const auto& range : ranges_between(plan, slice, shard, to, shard.rank())) {
-      send.push_back(piece(range).to(type));
+      send.push_back(grads.piece(range).to(type));
     }
     for (const auto& range : ranges_between(plan, slice, shard, shard.rank(), from)) {
-      receive.push_back(at::empty_like(piece(range), piece(range).options().dtype(type)));
+      receive.push_back(at::empty_like(grads.piece(range), grads.kv_TB2HD.options().dtype(type)));
       incoming.push_back({range, receive.back()});
     }
     transfers.push_back(exchange(shard, send, to, receive, from));
   }
   for (auto& transfer : transfers) transfer.wait();
   // In the order of the rounds, so that sums are the same each time.
-  for (const auto& [range, grad] : incoming) piece(range).add_(grad);
+  for (const auto& [range, grad] : incoming) grads.piece(range).add_(grad);
   std::vector<at::Tensor> own;
   for (int64_t slot = 0; slot < SequenceShard::kChunks; ++slot) {
     own.push_back(grads.view(range_of(plan, shard.chunk(shard.rank(), slot))));

@@ -15,8 +15,9 @@ struct SliceKeys {
   int64_t begin = 0;    ///< position of the first row
   at::Tensor kv_TB2HD;  ///< time first, so that a range of positions is one piece of memory that can be received
 
-  /// (2, B, n, H, D) of the positions [range.begin, range.end).
-  at::Tensor view(const KeyRange& range) const;
+  /// Of the positions [range.begin, range.end): contiguous as they lie here, or seen as (2, B, n, H, D).
+  at::Tensor piece(const KeyRange& range) const { return kv_TB2HD.narrow(0, range.begin - begin, range.size()); }
+  at::Tensor view(const KeyRange& range) const { return piece(range).permute({2, 1, 0, 3, 4}); }
 };
 
 /// Keys and values on their way round the ring: in round n of P - 1 everybody sends to the rank n places on what that

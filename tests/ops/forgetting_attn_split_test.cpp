@@ -8,7 +8,7 @@
 #include <map>
 
 #include "cases/forgetting_attn_cases.h"
-#include "ops/key_plan.h"
+#include "ops/dtypes.h"
 #include "ops/previous_tokens.h"
 #include "support/errors.h"
 #include "support/op_check.h"
@@ -50,7 +50,9 @@ Tensors make(const Case& c, at::ScalarType type) {
   at::manual_seed(static_cast<uint64_t>(c.length));
   const auto draw = [&](int64_t heads) { return at::randn({c.batch, c.length, heads, c.dim}, at::kDouble).to(type); };
   Tensors x{draw(c.heads), draw(c.kv_heads), draw(c.kv_heads), draw(c.heads), std::nullopt};
-  if (c.gates != Gates::kNone) x.log_f = cases::make_gates(c.gates, {c.batch, c.length, c.heads}).to(type);
+  if (c.gates != Gates::kNone) {
+    x.log_f = cases::make_gates(c.gates, {c.batch, c.length, c.heads}).to(ops::compute_type(type));
+  }
   return x;
 }
 
@@ -122,14 +124,20 @@ TEST(ForgettingAttnSplit, OneRankEqualsTheOperator) {
 TEST(ForgettingAttnSplit, TwoRanksEqualTheOperator) { on_ranks(2, check_cases); }
 TEST(ForgettingAttnSplit, FourRanksEqualTheOperator) { on_ranks(4, check_cases); }
 
-TEST(ForgettingAttnSplit, Float32IsAsGoodAsTheOperators) {
+Tensors in_double(const Tensors& x) {
+  const auto wide = [](const at::Tensor& t) { return t.to(at::kDouble); };
+  return {wide(x.q), wide(x.k), wide(x.v), wide(x.d_o), x.log_f ? std::optional(wide(*x.log_f)) : std::nullopt};
+}
+
+TEST(ForgettingAttnSplit, LowerPrecisionIsAsGoodAsTheOperators) {
   on_ranks(2, [](const Shard& shard) {
-    const Case c{.length = 512, .gates = Gates::kWeak};
-    const auto exact = run_unsplit(make(c, at::kDouble), {});
-    const auto x = make(c, at::kFloat);
-    const auto unsplit = run_unsplit(x, {}), split = run_split(x, {}, shard);
-    for (const auto& [name, want] : exact) {
-      test::expect_as_good_as_naive(split.at(name), shard->take(unsplit.at(name)), shard->take(want), name);
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      SCOPED_TRACE(c10::toString(type));
+      const auto x = make({.length = 512, .gates = Gates::kWeak}, type);
+      const auto exact = run_unsplit(in_double(x), {}), unsplit = run_unsplit(x, {}), split = run_split(x, {}, shard);
+      for (const auto& [name, want] : exact) {
+        test::expect_as_good_as_naive(split.at(name), shard->take(unsplit.at(name)), shard->take(want), name);
+      }
     }
   });
 }
