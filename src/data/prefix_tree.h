@@ -20,11 +20,10 @@ class PrefixTree {
   void prefixes_of(std::string_view text, const Take& take) const {
     const Node* node = &nodes_[0];
     for (size_t length = 0; length < text.size();) {
-      if (node->children == 0) return;
       const uint8_t* labels = labels_.data() + node->first_child;
-      const void* found = std::memchr(labels, static_cast<uint8_t>(text[length]), node->children);
-      if (found == nullptr) return;
-      node = &nodes_[node->first_child + static_cast<size_t>(static_cast<const uint8_t*>(found) - labels)];
+      const uint32_t child = index_of(static_cast<uint8_t>(text[length]), labels, node->children);
+      if (child == node->children) return;
+      node = &nodes_[node->first_child + child];
       ++length;
       if (node->value >= 0) take(length, node->value);
     }
@@ -42,6 +41,18 @@ class PrefixTree {
     uint32_t first_child = 0, children = 0;
     int32_t value = -1;
   };
+  /// Where `label` stands among `count` of them; `count` when it does not.
+  static uint32_t index_of(uint8_t label, const uint8_t* labels, uint32_t count) {
+    // Most nodes have a few children, for whom a call is too much.
+    if (count <= 8) {
+      uint32_t i = 0;
+      while (i < count && labels[i] != label) ++i;
+      return i;
+    }
+    const void* found = std::memchr(labels, label, count);
+    return found == nullptr ? count : static_cast<uint32_t>(static_cast<const uint8_t*>(found) - labels);
+  }
+
   std::vector<Node> nodes_;
   std::vector<uint8_t> labels_;  // the byte that leads to a node
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <queue>
 
@@ -42,7 +43,9 @@ UnigramEncoder::UnigramEncoder(const SentencePieceModel& model) : model_(model),
   float smallest = std::numeric_limits<float>::max();
   largest_score_ = std::numeric_limits<float>::min();
   for (const SentencePiece& piece : model.pieces) {
-    if (piece.kind != SentencePiece::kNormal) continue;
+    const bool normal = piece.kind == SentencePiece::kNormal;
+    scores_.push_back(normal ? piece.score : std::numeric_limits<double>::quiet_NaN());
+    if (!normal) continue;
     smallest = std::min(smallest, piece.score);
     largest_score_ = std::max(largest_score_, piece.score);
   }
@@ -62,12 +65,13 @@ void UnigramEncoder::encode(std::string_view text, std::vector<FoundPiece>& out)
     };
     bool has_character = false;
     tree_.prefixes_of(text.substr(at), [&](size_t length, int32_t id) {
-      const SentencePiece& piece = model_.pieces[static_cast<size_t>(id)];
-      if (piece.kind == SentencePiece::kUnused) return;
-      if (piece.kind == SentencePiece::kUserDefined) {
+      const double score = scores_[static_cast<size_t>(id)];
+      if (!std::isnan(score)) {
+        offer(length, id, score + so_far);
+      } else if (model_.pieces[static_cast<size_t>(id)].kind == SentencePiece::kUserDefined) {
         offer(length, id, static_cast<float>(length) * largest_score_ - kUserDefinedPenalty + so_far);
       } else {
-        offer(length, id, static_cast<double>(piece.score) + so_far);
+        return;
       }
       has_character = has_character || length == character;
     });

@@ -38,6 +38,8 @@ class UnigramEncoder {
 
   const SentencePieceModel& model_;
   PrefixTree tree_;
+  std::vector<double>
+      scores_;  // of the normal pieces; of others NaN. Beside each other, for they are read all the time
   float unknown_score_, largest_score_;
 };
 
