@@ -10,9 +10,8 @@ namespace fox::ops {
 /// the gate's logit computes better than 1 - exp(log_g). log_g = -inf forgets everything.
 /// float32, float64; bfloat16 and float16 are computed in float32. Any strides and device; differentiable.
 ///
-/// Within a chunk every decay between two tokens is the exponential of a sum of log gates between them, never of a
-/// difference of sums: nothing overflows, and strong gates do not cost the digits of weak ones. The chunk size is
-/// rounded up to a power of two.
+/// Every decay between two tokens is made of the gates between them alone, a sum of their logs or a product, never a
+/// difference or a quotient: nothing overflows, and strong gates do not cost the digits of weak ones.
 RecurrenceResult hgrn2(const at::Tensor& q_BTHK, const at::Tensor& k_BTHK, const at::Tensor& v_BTHV,
                        const at::Tensor& log_g_BTHK, const RecurrenceOptions& options = {});
 /// Token by token, as the equation says.

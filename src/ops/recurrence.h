@@ -12,7 +12,7 @@ struct RecurrenceOptions {
   std::optional<at::Tensor> cu_seqlens = {};     ///< (N + 1,) int64, B = 1: each document starts from a state of 0
   std::optional<at::Tensor> seq_start = {};      ///< (B,) int64: left-padding tokens of each row; they leave no trace
   std::optional<at::Tensor> initial_state = {};  ///< what the tokens before left behind; default 0; not with cu_seqlens
-  int64_t chunk_size = 64;                       ///< tokens computed together; changes the time taken, not the result
+  int64_t chunk_size = 64;  ///< tokens computed together where no kernel decides that; changes the time, not the result
 };
 
 struct RecurrenceResult {

@@ -62,7 +62,7 @@ struct DeltaNetChunk {
     pack_rows(p.k.at(b, chunk.begin, h), p.k.time, rows, p.keys, k);
     pack_rows_times(p.v.at(b, chunk.begin, h), p.v.time, rows, p.values, T(-1), error);
     for (int64_t i = 0; i < rows; ++i) beta[i] = *p.beta.at(b, chunk.begin + i, h);
-    of_pairs(k, overlap);
+    meet_later(k, overlap);
     keep_future(overlap, rows, 1, T(-1));
     multiply<false>(Product<T>{k, keys, state, values, error, values, rows, p.values, p.keys, true});
     scale(T(-1), error, rows * values);
@@ -71,7 +71,7 @@ struct DeltaNetChunk {
 
   void load_queries(int64_t b, int64_t h, const TokenChunk& chunk) {
     pack_rows_times(p.q.at(b, chunk.begin, h), p.q.time, rows, p.keys, p.scale, q);
-    of_pairs(q, weights);
+    meet_later(q, weights);
     keep_future(weights, rows, 0);
   }
 
@@ -79,8 +79,8 @@ struct DeltaNetChunk {
     multiply<true>(Product<T>{k, keys, n, values, state, values, p.keys, p.values, rows, /*add=*/true});
   }
 
-  /// Gradients through the system: given dn, those of what is written with S and P, sets derror; dn becomes those of
-  /// beta times the error.
+  /// The system in reverse. dn: gradients of what is written but for what later tokens find of it, which is added;
+  /// derror = beta dn.
   void solve_transposed(T* dn, T* derror) const {
     for (int64_t begin = (rows - 1) / kBase * kBase; begin >= 0; begin -= kBase) {
       const int64_t end = std::min(begin + kBase, rows);
@@ -95,8 +95,8 @@ struct DeltaNetChunk {
   }
 
  private:
-  /// Of every key with every later x.
-  void of_pairs(const T* x, T* pairs) {
+  /// pairs: k_j·x_i, i >= j.
+  void meet_later(const T* x, T* pairs) {
     transpose(x, keys, rows, p.keys, transposed, kChunk);
     multiply<false>(
         Product<T>{k, keys, transposed, kChunk, pairs, kChunk, rows, rows, p.keys, false, Triangle::kOutput});
