@@ -28,30 +28,40 @@ struct RecurrenceCase {
   size_t in_time;  ///< how many of the inputs have a time dimension
 };
 
-/// Output, final state and all gradients of both, at `relative` of each other.
+/// Output, final state and the gradients of every input, and of the initial state if there is one, under random
+/// cotangents that depend on the shapes alone.
+inline Tensors values_and_gradients(const Recurrence& op, const Tensors& inputs, ops::RecurrenceOptions options) {
+  Tensors leaves;
+  for (const auto& x : inputs) leaves.push_back(x.detach().clone().requires_grad_());
+  if (options.initial_state) {
+    leaves.push_back(options.initial_state->detach().clone().requires_grad_());
+    options.initial_state = leaves.back();
+  }
+  const auto result = op(leaves, options);
+  auto generator = at::detail::createCPUGenerator(7);
+  const auto times_random = [&](const at::Tensor& x) {
+    return (x * at::randn(x.sizes(), generator, at::kDouble).to(x.scalar_type())).sum();
+  };
+  const auto of_o = times_random(result.o);
+  (of_o + times_random(result.state)).backward();
+  Tensors all{result.o.detach(), result.state.detach()};
+  for (const auto& leaf : leaves) all.push_back(leaf.grad().defined() ? leaf.grad() : at::zeros_like(leaf));
+  return all;
+}
+
+inline std::string name_of_value(size_t i) {
+  return i == 0 ? "o" : i == 1 ? "state" : fmt::format("gradient of input {}", i - 2);
+}
+
+/// All of these of both operators, at `relative` of each other.
 inline void expect_same_values(const RecurrenceCase& c, const Tensors& inputs, const ops::RecurrenceOptions& options,
                                double relative, const std::string& what) {
-  const auto run = [&](const Recurrence& op) {
-    Tensors leaves;
-    for (const auto& x : inputs) leaves.push_back(x.detach().clone().requires_grad_());
-    auto with = options;
-    if (with.initial_state) {
-      leaves.push_back(with.initial_state->detach().clone().requires_grad_());
-      with.initial_state = leaves.back();
-    }
-    const auto result = op(leaves, with);
-    auto generator = at::detail::createCPUGenerator(7);
-    const auto random = [&](const at::Tensor& like) { return at::randn(like.sizes(), generator, like.options()); };
-    ((result.o * random(result.o.detach())).sum() + (result.state * random(result.state.detach())).sum()).backward();
-    Tensors all{result.o.detach(), result.state.detach()};
-    for (const auto& leaf : leaves) all.push_back(leaf.grad().defined() ? leaf.grad() : at::zeros_like(leaf));
-    return all;
-  };
-  const auto fast = run(c.op), slow = run(c.reference);
+  const auto fast = values_and_gradients(c.op, inputs, options),
+             slow = values_and_gradients(c.reference, inputs, options);
   for (size_t i = 0; i < fast.size(); ++i) {
-    const std::string name = i == 0 ? "o" : i == 1 ? "state" : fmt::format("gradient of input {}", i - 2);
-    expect_close(fast[i], slow[i], relative, 1e-13, what + ": " + name);
-    EXPECT_TRUE(fast[i].isfinite().all().item<bool>()) << what << ": " << name;
+    const std::string name = what + ": " + name_of_value(i);
+    expect_close(fast[i], slow[i], relative, 1e-13, name);
+    EXPECT_TRUE(fast[i].isfinite().all().item<bool>()) << name;
   }
 }
 
@@ -94,7 +104,8 @@ inline void expect_documents_stand_alone(const RecurrenceCase& c, double relativ
   }
 }
 
-/// In float32 as good as token by token in float32; bfloat16 inputs keep a float32 state and are as good as that.
+/// In float32 as good as token by token in float32, gradients too; bfloat16 inputs keep a float32 state and are as good
+/// as that.
 inline void expect_precision(const RecurrenceCase& c, const std::string& what) {
   at::manual_seed(8);
   for (const auto type : {at::kFloat, at::kBFloat16}) {
@@ -103,12 +114,14 @@ inline void expect_precision(const RecurrenceCase& c, const std::string& what) {
       rounded.push_back(x.to(type));
       exact.push_back(rounded.back().to(at::kDouble));
     }
-    const auto expected = c.reference(exact, {});
-    const auto ours = c.op(rounded, {}), naive = c.reference(rounded, {});
-    EXPECT_EQ(ours.o.scalar_type(), type);
-    EXPECT_EQ(ours.state.scalar_type(), at::kFloat);
-    expect_as_good_as_naive(ours.o, naive.o, expected.o, what + ", o", 4e-7);
-    expect_as_good_as_naive(ours.state, naive.state, expected.state, what + ", state", 4e-7);
+    const auto expected = values_and_gradients(c.reference, exact, {});
+    const auto ours = values_and_gradients(c.op, rounded, {}), naive = values_and_gradients(c.reference, rounded, {});
+    EXPECT_EQ(ours[0].scalar_type(), type);
+    EXPECT_EQ(ours[1].scalar_type(), at::kFloat);
+    const size_t count = type == at::kFloat ? ours.size() : 2;
+    for (size_t i = 0; i < count; ++i) {
+      expect_as_good_as_naive(ours[i], naive[i], expected[i], what + ", " + name_of_value(i), 4e-7);
+    }
   }
 }
 

@@ -345,11 +345,13 @@ struct Mamba2ChunkGradients {
     for (int64_t i = 0; i < x.rows; ++i) {
       ddt[i] = dot(ddx + i * x.width, x.x + i * x.width, x.width);
       const auto by = hn::Set(d, x.dt[i]), straight = hn::Set(d, skip);
+      auto of_token = hn::Zero(d);  // rounding errors of sums of sums grow slower than those of one long sum
       for (int64_t e = i * x.width; e < (i + 1) * x.width; e += kLanes<T>) {
         const auto grad = hn::Load(d, dy + e);
-        dskip = hn::MulAdd(grad, hn::Load(d, x.x + e), dskip);
+        of_token = hn::MulAdd(grad, hn::Load(d, x.x + e), of_token);
         hn::Store(hn::MulAdd(by, hn::Load(d, ddx + e), hn::Mul(straight, grad)), d, ddx + e);
       }
+      dskip = hn::Add(dskip, of_token);
     }
     return hn::GetLane(hn::SumOfLanes(d, dskip));
   }
