@@ -99,11 +99,10 @@ struct SplitCall {
 template <class F>
 void for_each_slice(const SplitCall& split, const at::Tensor& k, const at::Tensor& v, const F& f) {
   const auto begin = [&](size_t n) { return KeyExchange(split.plan, n, split.shard, k, v); };
-  auto next = begin(0);
+  auto exchange = begin(0);
   for (size_t n = 0; n < split.plan.slices.size(); ++n) {
-    auto exchange = std::move(next);
     const SliceKeys keys = exchange.keys();
-    if (n + 1 < split.plan.slices.size()) next = begin(n + 1);
+    if (n + 1 < split.plan.slices.size()) exchange = begin(n + 1);
     f(n, split.plan.slices[n], keys);
   }
 }

@@ -181,9 +181,10 @@ TEST_F(RunConfigTest, EveryMistakeNamesItsKeyAndLine) {
       complaint(kRun, {"train.micro_batch_tokens=768"}),
       "--set train.micro_batch_tokens=768: 'train.micro_batch_tokens' = 768 does not divide train.batch_tokens = 1024"
       " | a step is a whole number of forward passes");
-  EXPECT_EQ(complaint(kRun, {"train.sequence_ranks=3"}),
-            "--set train.sequence_ranks=3: 'train.sequence_ranks' = 3 cannot hold contexts of data.context = 256 tokens "
-            "together | each takes two equal chunks: data.context must be a multiple of 6");
+  EXPECT_EQ(
+      complaint(kRun, {"train.sequence_ranks=3"}),
+      "--set train.sequence_ranks=3: 'train.sequence_ranks' = 3 cannot hold contexts of data.context = 256 tokens "
+      "together | each takes two equal chunks: data.context must be a multiple of 6");
   EXPECT_EQ(complaint(kRun, {"trian.lr=1"}), "--set trian.lr=1: 'trian' is not a known key | did you mean 'train'?");
   EXPECT_EQ(complaint(kRun, {"train.warmup_tokens=2e6"}),
             "--set train.warmup_tokens=2e6: 'train.warmup_tokens' = 2000000 is above train.max_tokens = 1600000 | the "
