@@ -14,7 +14,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kBeat{500};
 /// Who has not beaten for so long lives no more, or stands still; on a machine with much to do some beats are late.
-constexpr milliseconds kSilence{5000};
+constexpr milliseconds kSilence{10000};
 constexpr const char* kReason = "reason";
 constexpr int64_t kLeft = -2;  // the beat of one that has ended in an orderly way
 

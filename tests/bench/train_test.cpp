@@ -7,12 +7,27 @@
 #include "base/error.h"
 #include "bench/step_profile.h"
 #include "config/published_models.h"
+#include "support/ranks.h"
 
 namespace fox::bench {
 namespace {
 
 TrainOptions small(const std::string& model) {
   return {.model = model, .size = "tiny", .length = 32, .precision = "float32", .steps = 2, .threads = 1};
+}
+
+// The first: ranks are made of this process while it has no threads.
+TEST(TrainBench, RanksAreMeasuredTogether) {
+  const auto ended = test::run_ranks(2, [](const dist::Launch& launch) {
+    auto options = small("fox_pro");
+    options.launch = launch;
+    return to_json(bench_train(options));
+  });
+  test::expect_all_fine(ended);
+  const auto line = nlohmann::json::parse(ended[0].said);
+  EXPECT_EQ(line.at("ranks"), 2);
+  EXPECT_GT(line.at("parts").at("communication"), 0);
+  EXPECT_NEAR(line.at("tokens_per_s").get<double>() * line.at("ms").get<double>() / 1e3, 2 * 32, 1e-6);
 }
 
 // Time, speed and parts are one statement, for every model there is.

@@ -165,19 +165,16 @@ TEST(Ranks, HoldContextsTogetherInFloat32) {
   std::printf("float32: losses within %.1e of float64 on 2 ranks, %.1e alone\n", worst(together), worst(alone));
 }
 
-// On the same number of ranks bit for bit, after one was killed at any moment and told by name.
+// On the same number of ranks bit for bit, after the one that writes was killed and the other told so.
 TEST(Ranks, AreToldOfOneThatWasKilledAndGoOnBitForBit) {
   const test::TemporaryFolder folder;
   const RunConfig whole = small_run(folder.path() / "whole"), config = small_run(folder.path() / "killed");
   run(whole, 2);
-  for (const auto& [victim, step] : {std::pair{1, int64_t{6}}, {0, int64_t{19}}}) {
-    const auto ended = start(config, 2, [=](const dist::Launch& launch, const StepResult& result) {
-                         if (launch.rank == victim && result.step == step) ::raise(SIGKILL);
-                       }).wait();
-    EXPECT_TRUE(ended[victim].killed);
-    const std::string expected = fmt::format("rank {} of 2 has ended or stands still", victim);
-    EXPECT_NE(ended[1 - victim].error.find(expected), std::string::npos) << ended[1 - victim].error;
-  }
+  const auto ended = start(config, 2, [](const dist::Launch& launch, const StepResult& result) {
+                       if (launch.rank == 0 && result.step == 19) ::raise(SIGKILL);
+                     }).wait();
+  EXPECT_TRUE(ended[0].killed);
+  EXPECT_NE(ended[1].error.find("rank 0 of 2 has ended or stands still"), std::string::npos) << ended[1].error;
   run(config, 2);
   EXPECT_EQ(test::final_state(config), test::final_state(whole));
   EXPECT_EQ(test::metrics_of(config), test::metrics_of(whole));
@@ -186,7 +183,7 @@ TEST(Ranks, AreToldOfOneThatWasKilledAndGoOnBitForBit) {
 TEST(Ranks, EndWithinTheTimeoutWhenOneHangsOrFails) {
   const test::TemporaryFolder folder;
   RunConfig hanging = small_run(folder.path() / "hangs"), failing = small_run(folder.path() / "fails");
-  hanging.train.rank_timeout_s = 10;
+  hanging.train.rank_timeout_s = 15;
   auto hangs = start(hanging, 4, [](const dist::Launch& launch, const StepResult& result) {
     while (launch.rank == 2 && result.step == 5) ::pause();
   });
@@ -196,7 +193,7 @@ TEST(Ranks, EndWithinTheTimeoutWhenOneHangsOrFails) {
   const auto of_hanging = hangs.wait(/*straggler=*/2);
   for (const int rank : {0, 1, 3}) {
     EXPECT_NE(of_hanging[rank].error.find("rank 2 of 4 hangs"), std::string::npos) << of_hanging[rank].error;
-    EXPECT_NE(of_hanging[rank].error.find("within 10 s"), std::string::npos) << of_hanging[rank].error;
+    EXPECT_NE(of_hanging[rank].error.find("within 15 s"), std::string::npos) << of_hanging[rank].error;
   }
   EXPECT_EQ(fails.wait()[1].error, "rank 0 of 2 stopped: the disk is full");
 }
@@ -215,7 +212,7 @@ TEST(Ranks, RefuseDifferentConfigurations) {
   check([](RunConfig& c, int rank) { c.output.keep_last = rank == 0 ? 1 : 2; },
         "rank 1 was started with another configuration than rank 0: output.keep_last is 1 on rank 0 and 2 on rank 1");
   // Its own affair.
-  const auto ended = start(config, 2, {}, [](RunConfig& c, int rank) { c.train.threads = 1 + rank; }).wait();
+  const auto ended = start(config, 2, {}, [](RunConfig& c, int rank) { c.train.threads = rank; }).wait();
   expect_all_fine(ended);
 }
 
