@@ -42,7 +42,7 @@ at::Tensor ShortConv::forward(const at::Tensor& x_BTC, const Sequence& sequence,
   const auto w_KC = ops::cast(weight, type).squeeze(1).t();
   at::Tensor document_T;
   if (sequence.cu_seqlens) document_T = ops::document_numbers(sequence.cu_seqlens->to(x.device()), length);
-  auto y = x * w_KC[taps - 1];
+  const auto y = x * w_KC[taps - 1];
   for (int64_t s = 1; s < std::min(taps, continues ? taps : length); ++s) {
     auto shifted = whole.narrow(1, taps - 1 - s, length);
     if (document_T.defined()) {
@@ -50,9 +50,9 @@ at::Tensor ShortConv::forward(const at::Tensor& x_BTC, const Sequence& sequence,
       const auto outside = at::constant_pad_nd(other, {s, 0}, 1);  // there is nothing before the first token
       shifted = shifted.masked_fill(outside.view({1, length, 1}), 0.0);
     }
-    y = at::addcmul(y, shifted, w_KC[taps - 1 - s]);
+    y.addcmul_(shifted, w_KC[taps - 1 - s]);  // no gradient needs what y was before
   }
-  if (bias.defined()) y = y + ops::cast(bias, type);
+  if (bias.defined()) y.add_(ops::cast(bias, type));
   return ops::cast(y, x_BTC.scalar_type());
 }
 
