@@ -65,7 +65,7 @@ class ModelFileParser {
     const std::string which = fmt::format("piece {}", model_.pieces.size());
     if (piece.text.empty()) fail(which + " is empty");
     if (piece.kind < SentencePiece::kNormal || piece.kind > SentencePiece::kByte)
-      fail(fmt::format("{} is of the unknown type {}", which, static_cast<int>(piece.kind)));
+      fail(fmt::format("{} is of the unknown type {}", which, static_cast<int64_t>(piece.kind)));
     if (!std::isfinite(piece.score)) fail(which + " has a score that is no number");
     if (model_.pieces.size() == kMostPieces) fail(fmt::format("has more than {} pieces", kMostPieces));
     model_.pieces.push_back(std::move(piece));

@@ -13,7 +13,7 @@ inline constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";
 /// A piece of the vocabulary. Of these kinds control and unknown stand for no text of their own, a byte piece for a
 /// byte of what has no other piece; user-defined ones are always taken whole; unused ones are cut again.
 struct SentencePiece {
-  enum Kind { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+  enum Kind : int64_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
   std::string text;
   float score = 0;
   Kind kind = kNormal;

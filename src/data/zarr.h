@@ -52,7 +52,7 @@ class ZarrArray {
   /// Copies the box [start, start + count) into `out`, last dimension fastest. Throws Error naming a chunk's file that
   /// is missing or damaged; std::out_of_range for a box that is not in the array.
   void read(std::span<const int64_t> start, std::span<const int64_t> count, void* out) const;
-  /// Throws Error when chunks of that box have no file, naming the first of them. Reads none.
+  /// Throws Error naming the first chunk of that box that has no file. Reads none.
   void check_complete(std::span<const int64_t> start, std::span<const int64_t> count) const;
 
  private:
@@ -67,6 +67,7 @@ class ZarrArray {
   void copy_part(const Index& index, std::span<const int64_t> start, std::span<const int64_t> count, char* out) const;
   Chunk chunk(std::span<const int64_t> index) const;
   Chunk load(std::span<const int64_t> index, const std::string& name) const;
+  /// Throws Error when it is missing.
   std::filesystem::path chunk_file(const std::string& name) const;
   /// Throws when a list's chunk of that number is not what its checksum says.
   void check(int64_t number, std::string_view stored) const;

@@ -1,7 +1,6 @@
 #include "data/longcrawl64.h"
 
 #include <ATen/ops/equal.h>
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -146,19 +145,16 @@ TEST_F(LongCrawl64Test, MissingChunksAreFoundBeforeTheirTurn) {
   const test::LongCrawl64Store made(dir_, 11, 32, 4);
   const LongCrawl64Stream stream(dir_, 8, 3, kStart, 50257);
   const auto checking = [&](int64_t contexts) { return complaint([&] { stream.check_complete(contexts); }); };
-  const auto missing = [&](const char* chunk, int64_t of) {
-    return fmt::format("{} is missing, one of 1 missing chunks of the {} that are to be read", (dir_ / chunk).string(),
-                       of);
-  };
+  const std::string missing = (dir_ / "1.3").string() + " is missing";
   EXPECT_EQ(checking(36), "no error");
   fs::remove(dir_ / "1.3");  // documents 4 to 7, tokens 12 to 15: in the second column of contexts, from its fifth on
   EXPECT_EQ(checking(0), "no error");
   EXPECT_EQ(checking(9 + 4), "no error");
-  EXPECT_EQ(checking(9 + 5), missing("1.3", 4));
-  EXPECT_EQ(checking(2 * 9), missing("1.3", 12));
+  EXPECT_EQ(checking(9 + 5), missing);
+  EXPECT_EQ(checking(2 * 9), missing);
   const TokenStore store = TokenStore::open(dir_);
   EXPECT_EQ(complaint([&] { store.check_complete(4 * 32); }), "no error");
-  EXPECT_EQ(complaint([&] { store.check_complete(4 * 32 + 1); }), missing("1.3", 16));
+  EXPECT_EQ(complaint([&] { store.check_complete(4 * 32 + 1); }), missing);
 }
 
 TEST_F(LongCrawl64Test, WrongShapesAndSizesSayByHowMuch) {
