@@ -7,6 +7,7 @@ pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 find_library(BLOSC_LIBRARY blosc REQUIRED)
+find_path(GLOO_INCLUDE_DIR gloo/context.h REQUIRED)  # headers only: dist/gloo.cpp
 find_package(Protobuf REQUIRED)
 
 set(FOX_THIRD_PARTY PkgConfig::HWY PkgConfig::PCRE2 PkgConfig::ZSTD PkgConfig::XXHASH ${BLOSC_LIBRARY} protobuf::libprotobuf-lite

@@ -12,8 +12,6 @@
 namespace fox::train {
 namespace {
 
-/// Enough for the links to be busy with, little enough that most of it is sent while the backward pass goes on.
-constexpr size_t kBucketBytes = size_t{32} << 20;
 /// Elements that parameters begin at multiples of: vector loads and cuBLAS want aligned weights.
 constexpr int64_t kAlignment = 64;
 
@@ -30,10 +28,11 @@ struct ParameterBuckets::Hook : torch::autograd::PostAccumulateGradHook {
   size_t bucket_, piece_;
 };
 
-ParameterBuckets::ParameterBuckets(const nn::Parameters& parameters, dist::ProcessGroup ranks, bool sharded)
+ParameterBuckets::ParameterBuckets(const nn::Parameters& parameters, dist::ProcessGroup ranks, bool sharded,
+                                   int64_t bytes)
     : parameters_(parameters), ranks_(std::move(ranks)), sharded_(sharded) {
   const at::NoGradGuard no_grad;
-  lay_out(kBucketBytes);
+  lay_out(bytes);
   for (size_t b = 0; b < buckets_.size(); ++b) {
     allocate(buckets_[b]);
     for (size_t p = 0; p < buckets_[b].pieces.size(); ++p) {
@@ -51,14 +50,12 @@ ParameterBuckets::~ParameterBuckets() {
 }
 
 // From the last parameter to the first, about as the backward pass comes to them.
-void ParameterBuckets::lay_out(size_t bytes) {
+void ParameterBuckets::lay_out(int64_t bytes) {
   for (size_t i = parameters_.size(); i-- > 0;) {
     if (!parameters_[i].trainable) continue;
     const auto& tensor = parameters_[i].tensor;
     const auto element = static_cast<int64_t>(tensor.element_size());
-    if (buckets_.empty() || (buckets_.back().length + tensor.numel()) * element > static_cast<int64_t>(bytes)) {
-      buckets_.emplace_back();
-    }
+    if (buckets_.empty() || (buckets_.back().length + tensor.numel()) * element > bytes) buckets_.emplace_back();
     Bucket& bucket = buckets_.back();
     bucket.pieces.push_back({i, bucket.length, {}});
     bucket.length += round_up(tensor.numel(), kAlignment);

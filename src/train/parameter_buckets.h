@@ -22,8 +22,9 @@ using TensorSink = std::function<void(const std::string& name, const at::Tensor&
 /// functions in the same order.
 class ParameterBuckets {
  public:
-  /// When sharded, the parameters become views of flat memory (the same tensors, other storage).
-  ParameterBuckets(const nn::Parameters& parameters, dist::ProcessGroup ranks, bool sharded);
+  /// When sharded, the parameters become views of flat memory (the same tensors, other storage). A bucket holds at most
+  /// `bytes`, or one parameter.
+  ParameterBuckets(const nn::Parameters& parameters, dist::ProcessGroup ranks, bool sharded, int64_t bytes);
   ~ParameterBuckets();
   ParameterBuckets(const ParameterBuckets&) = delete;
   ParameterBuckets& operator=(const ParameterBuckets&) = delete;
@@ -72,7 +73,7 @@ class ParameterBuckets {
     int64_t offset, length;  // in the bucket
   };
 
-  void lay_out(size_t bytes);
+  void lay_out(int64_t bytes);
   void allocate(Bucket& bucket);
   void choose_own();
   void gradient_came(size_t bucket, size_t piece);

@@ -27,7 +27,7 @@ std::unique_ptr<ParameterBuckets> make_buckets(model::LanguageModel& model, cons
                                                const dist::ProcessGroup& ranks) {
   model.set_requires_grad(true);
   if (ranks.size() == 1) return nullptr;
-  return std::make_unique<ParameterBuckets>(model.parameters(), ranks, options.shard_optimizer);
+  return std::make_unique<ParameterBuckets>(model.parameters(), ranks, options.shard_optimizer, options.bucket_bytes);
 }
 
 }  // namespace

@@ -22,6 +22,9 @@ struct TrainerOptions {
   AdamWOptions adamw;
   double max_grad_norm = 1.0;
   bool shard_optimizer = true;  ///< among ranks, each updates its share of the parameters (ParameterBuckets)
+  /// Of gradients that travel together: enough for the links to be busy with, little enough that most is sent while the
+  /// backward pass goes on.
+  int64_t bucket_bytes = int64_t{32} << 20;
 };
 
 /// How far training has come.

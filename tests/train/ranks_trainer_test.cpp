@@ -76,13 +76,16 @@ struct Setting {
   at::ScalarType type;
   bool shard;
   int64_t micro_batches;
+  int64_t bucket_bytes = 8192;  // many buckets
 };
 
 /// Losses of `steps` steps, then their gradient norms, then sums of the weights: the same text on every rank.
 std::string train(const Setting& x, int64_t steps, const dist::Launch& launch) {
   const auto ranks = dist::ProcessGroup::join(launch, at::kCPU, kTimeout);
   auto model = make_model(x.type, launch.rank == 0 ? 7 : 8);
-  Trainer trainer(model, options_of(x.shard), ranks);
+  auto options = options_of(x.shard);
+  options.bucket_bytes = x.bucket_bytes;
+  Trainer trainer(model, options, ranks);
   json numbers = json::array(), norms = json::array();
   for (int64_t step = 0; step < steps; ++step) {
     const auto result = trainer.step(share_of(batch_of_step(step), ranks, x.micro_batches));
