@@ -47,6 +47,14 @@ std::string join(const std::vector<std::string>& parts) {
   return all;
 }
 
+/// The recorded configuration of a run, with the defaults of keys that the fox of that time did not know yet.
+json with_defaults(const json& recorded) {
+  json filled = RunConfig().to_json();
+  filled.erase("model");
+  for (const auto& [table, keys] : recorded.items()) filled[table].update(keys);
+  return filled;
+}
+
 }  // namespace
 
 std::vector<std::string> all_differences(const json& there, const json& here, const std::string& there_name,
@@ -87,7 +95,7 @@ RunDirectory::RunDirectory(const RunConfig& config, const std::optional<fs::path
   if (!fs::exists(file)) return;
 
   run_ = read_run_json(file);
-  auto differences = config_differences(run_["config"], config.to_json());
+  auto differences = config_differences(with_defaults(run_["config"]), config.to_json());
   const std::string recorded = run_.value("init_from", "");
   if (init_from && init_from->string() != recorded) {
     differences.push_back(fmt::format("it started from {} there and {} here",

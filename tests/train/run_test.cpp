@@ -191,6 +191,18 @@ TEST(Run, WhatChangesNothingMayChange) {
   EXPECT_EQ(final_state(config), undisturbed().state);
 }
 
+TEST(Run, OneThatAnOlderFoxBeganIsContinued) {
+  test::TemporaryFolder folder;
+  const RunConfig config = small_run(folder.path());
+  EXPECT_THROW(run_training(config, stop_after(9)), Stop);
+  const auto file = fs::path(config.output.dir) / "run.json";
+  auto recorded = json::parse(read_file(file));
+  recorded["config"]["data"].erase("format");  // it did not know the key
+  write_file_atomically(file, recorded.dump());
+  EXPECT_EQ(run_training(config), RunOutcome::kFinished);
+  EXPECT_EQ(final_state(config), undisturbed().state);
+}
+
 TEST(Run, ChangedTextIsRefused) {
   test::TemporaryFolder folder;
   const RunConfig config = small_run(folder.path());
