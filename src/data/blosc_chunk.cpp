@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "base/error.h"
@@ -37,24 +36,23 @@ void check_header(const char* header, int64_t stored_bytes, int64_t chunk_bytes,
 /// A part of a chunk's file, each byte at its place; what was not asked for is not read and means nothing.
 class PartOfFile {
  public:
-  explicit PartOfFile(const fs::path& path) : file_(path) {
-    // Threads keep it: to fetch some megabytes of memory from the system and give them back costs more than to read.
-    thread_local std::unique_ptr<char[]> buffer;
-    thread_local int64_t capacity = 0;
-    if (capacity < file_.size()) {
-      capacity = file_.size();
-      buffer = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(capacity));
-    }
-    bytes_ = buffer.get();
+  explicit PartOfFile(const fs::path& path) : file_(path), bytes_(memory_of_thread()) {
+    if (std::ssize(bytes_) < size()) bytes_.resize(static_cast<size_t>(size()));
   }
   int64_t size() const { return file_.size(); }
   /// Reads bytes [first, past), which must lie in the file.
-  void fetch(int64_t first, int64_t past) { file_.read(first, past - first, bytes_ + first); }
-  const char* bytes() const { return bytes_; }
+  void fetch(int64_t first, int64_t past) { file_.read(first, past - first, bytes_.data() + first); }
+  const char* bytes() const { return bytes_.data(); }
 
  private:
+  /// Kept: to fetch some megabytes of memory from the system and give them back costs more than to read.
+  static std::string& memory_of_thread() {
+    thread_local std::string memory;
+    return memory;
+  }
+
   FileReader file_;
-  char* bytes_;
+  std::string& bytes_;
 };
 
 /// Reads the blocks of a compressed chunk that hold its bytes [first, past). Throws when they are nowhere.
