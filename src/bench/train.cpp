@@ -153,7 +153,8 @@ TrainMeasurement bench_train(const TrainOptions& options) {
   const double waited = (steps.waited_ms() - waited_before) / static_cast<double>(x.steps);
   m.ms = quantile(ms, 0.5);
   m.ms_spread = quantile(ms, 0.75) - quantile(ms, 0.25);
-  const double tokens = static_cast<double>(x.length * x.batch * x.micro_batches * ranks.size() / x.sequence_ranks);
+  const int64_t rows = x.batch * x.micro_batches * ranks.size() / x.sequence_ranks;  // of all ranks
+  const auto tokens = static_cast<double>(x.length * rows);
   m.tokens_per_s = tokens / m.ms * 1e3;
   if (!device.is_cpu()) m.mfu = 3 * model.flops_per_token(x.length) * m.tokens_per_s / (kPeakFlops * ranks.size());
   m.peak_gib = peak_gib(device);

@@ -33,7 +33,7 @@ at::Tensor SequenceShard::gather(const at::Tensor& part) const {
 
 at::Tensor SequenceShard::hand_on(const at::Tensor& x, int64_t by) const {
   const auto mine = x.contiguous();
-  const auto received = at::zeros_like(mine);
+  auto received = at::zeros_like(mine);
   const auto exists = [&](int64_t c) { return 0 <= c && c < chunks(); };
   // Round n of a ring: everybody to the rank n places on, from the one n places back.
   for (int64_t round = 0; round < ranks(); ++round) {

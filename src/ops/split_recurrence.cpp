@@ -79,7 +79,7 @@ class SplitRecurrence : public torch::autograd::Function<SplitRecurrence> {
       }
       if (c + 1 < shard->chunks()) state = pass(*shard, c, c + 1, state, zero);
     }
-    const auto o = at::cat({held->of_slot[0].o.detach(), held->of_slot[1].o.detach()});
+    auto o = at::cat({held->of_slot[0].o.detach(), held->of_slot[1].o.detach()});
     ctx->saved_data["chunks"] = c10::IValue::make_capsule(std::move(held));
     hold_shard(ctx, shard);
     return o;
