@@ -101,7 +101,7 @@ dist::ProcessGroup join_ranks(const RunConfig& config, const dist::Launch& launc
   std::string name = config.train.device;
   choose_device(name, launch);
   const at::Device device = ops::open_device(name);
-  const auto ranks = dist::ProcessGroup::join(launch, device, std::chrono::seconds(config.train.rank_timeout_s));
+  auto ranks = dist::ProcessGroup::join(launch, device, std::chrono::seconds(config.train.rank_timeout_s));
   const int64_t together = config.train.sequence_ranks;
   const auto part = together == 1 ? "" : fmt::format(", part {} of {} of each", launch.rank % together + 1, together);
   fmt::print(stderr, "rank {} of {}: {}, process {}, {}, {} thread{}, {}, contexts {} to {} of each {}{}\n",
