@@ -14,6 +14,7 @@
 #include <memory>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 
@@ -184,6 +185,14 @@ void write_file_atomically(const fs::path& path,
   NewFile file(path);
   write([&](const void* data, size_t size) { file.append(data, size); });
   file.finish();
+}
+
+void remove_others(const fs::path& dir, const std::function<bool(const std::string& name)>& keep) {
+  std::vector<fs::path> others;
+  for (const auto& entry : fs::directory_iterator(dir)) {
+    if (!keep(entry.path().filename().string())) others.push_back(entry.path());
+  }
+  for (const fs::path& other : others) fs::remove_all(other);
 }
 
 void sync_path(const fs::path& path) {

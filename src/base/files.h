@@ -19,6 +19,9 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 void write_file_atomically(const std::filesystem::path& path,
                            const std::function<void(const std::function<void(const void*, size_t)>& append)>& write);
 
+/// Removes what `keep` does not say yes to, by its name, from a folder; folders with all that is in them.
+void remove_others(const std::filesystem::path& dir, const std::function<bool(const std::string& name)>& keep);
+
 /// fsync of a file or folder.
 void sync_path(const std::filesystem::path& path);
 

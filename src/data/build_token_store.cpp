@@ -214,18 +214,11 @@ void Build::finish(const CorpusReader& reader) {
   fs::remove(dir_ / kSaved);
 }
 
-/// Removes from `dir` all but `kept`.
-void keep_only(const fs::path& dir, std::initializer_list<std::string_view> kept) {
-  std::vector<fs::path> others;
-  for (const auto& entry : fs::directory_iterator(dir)) {
-    if (std::ranges::find(kept, entry.path().filename().string()) == kept.end()) others.push_back(entry.path());
-  }
-  for (const fs::path& other : others) fs::remove_all(other);
-}
-
 void build(const fs::path& dir, const Job& job) {
   // What a killed build was just writing (half a file under another name) must not get into the store.
-  keep_only(dir, {kLock, kSaved, "tokens", "doc_offsets"});
+  remove_others(dir, [](const std::string& name) {
+    return name == kLock || name == kSaved || name == "tokens" || name == "doc_offsets";
+  });
   {
     Build going_on(dir, job);
     if (going_on.resume()) {
@@ -234,7 +227,7 @@ void build(const fs::path& dir, const Job& job) {
     }
   }
   // What a build of something else left behind.
-  keep_only(dir, {kLock});
+  remove_others(dir, [](const std::string& name) { return name == kLock; });
   Build(dir, job).run();
 }
 

@@ -230,13 +230,10 @@ bool ZarrWriter::resume(int64_t size, std::string pending) {
     if (!fs::exists(dir_ / std::to_string(i))) return false;
   }
   if (fs::exists(lines)) fs::resize_file(lines, lines_size);
-  std::vector<fs::path> later;
-  for (const auto& entry : fs::directory_iterator(dir_)) {
-    const std::string name = entry.path().filename().string();
+  remove_others(dir_, [chunks](const std::string& name) {
     const bool is_chunk = name.find_first_not_of("0123456789") == std::string::npos && name.size() < 18;
-    if (name != kChecksumLines && !(is_chunk && std::stoll(name) < chunks)) later.push_back(entry.path());
-  }
-  for (const fs::path& file : later) fs::remove(file);
+    return name == kChecksumLines || (is_chunk && std::stoll(name) < chunks);
+  });
   chunks_written_ = chunks;
   pending_ = std::move(pending);
   pending_.reserve(static_cast<size_t>(meta_.chunk_bytes()));

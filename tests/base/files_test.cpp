@@ -156,6 +156,15 @@ TEST_F(Files, UnreadableFilesAreNamed) {
 }
 
 // Values of xxHash's own test suite and of `xxhsum -H2`.
+TEST_F(Files, RemovesAllButWhatIsKept) {
+  fs::create_directories(dir_ / "folder" / "within");
+  for (const char* name : {"a", "b", "folder/c"}) write_file_atomically(dir_ / name, name);
+  remove_others(dir_, [](const std::string& name) { return name == "b"; });
+  EXPECT_EQ(names(), std::vector<std::string>{"b"});
+  remove_others(dir_, [](const std::string&) { return false; });
+  EXPECT_TRUE(names().empty());
+}
+
 TEST_F(Files, ChecksumIsXxh3Of128Bits) {
   EXPECT_EQ(bytes_checksum(""), "99aa06d3014798d86001c324468d497f");
   EXPECT_EQ(bytes_checksum("a"), "a96faf705af16834e6c632b61e964e1f");
