@@ -69,7 +69,12 @@ class Steps {
   Steps(const TrainOptions& x, model::LanguageModel& model, at::Device device, const dist::ProcessGroup& ranks,
         const Shard& shard)
       : options_(x),
-        trainer_(model, {.schedule = {.peak = 1e-5, .minimum = 1e-5}, .adamw = {}, .max_grad_norm = 1}, ranks, shard),
+        trainer_(model,
+                 {.schedule = {.peak = 1e-5, .minimum = 1e-5},
+                  .adamw = {},
+                  .max_grad_norm = 1,
+                  .graph = x.cuda_graph},
+                 ranks, shard),
         batches_(random_batches(x, model.config().vocab_size, shard), 0, 2 * x.micro_batches, !device.is_cpu()),
         lag_(device.is_cpu() ? 0 : 1) {}
 
@@ -123,7 +128,8 @@ TrainMeasurement measurement_of(const TrainOptions& x) {
           .sequence_ranks = x.sequence_ranks,
           .precision = x.precision,
           .device = x.device,
-          .activation_checkpointing = x.activation_checkpointing};
+          .activation_checkpointing = x.activation_checkpointing,
+          .cuda_graph = x.cuda_graph};
 }
 
 }  // namespace
@@ -182,6 +188,7 @@ std::string to_json(const TrainMeasurement& m) {
                                 {"sequence_ranks", m.sequence_ranks},
                                 {"precision", m.precision},
                                 {"activation_checkpointing", m.activation_checkpointing},
+                                {"cuda_graph", m.cuda_graph},
                                 {"device", m.device},
                                 {"tokens_per_s", m.tokens_per_s},
                                 {"ms", m.ms},

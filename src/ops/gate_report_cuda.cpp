@@ -24,18 +24,26 @@ uint64_t* word_of(c10::DeviceIndex device) {
   return word;
 }
 
-void refuse(uint64_t* word, const char* call) {
+/// What the word says, which is then empty.
+std::string take_from(uint64_t* word, const char* call) {
   const uint64_t place = std::atomic_ref(*word).exchange(0);
-  if (place == 0) return;
+  if (place == 0) return "";
+  return fmt::format("forgetting_attn: log_f[{}, {}, {}] of {} is above 0 or NaN", place >> 48 & 0x7fff,
+                     place & 0xffffffff, place >> 32 & 0xffff, call);
+}
+
+void refuse(uint64_t* word, const char* call) {
+  const std::string report = take_from(word, call);
+  if (report.empty()) return;
   throw NonFiniteError(
-      fmt::format("forgetting_attn: log_f[{}, {}, {}] of {} is above 0 or NaN", place >> 48 & 0x7fff,
-                  place & 0xffffffff, place >> 32 & 0xffff, call),
-      "a log forget gate is at most 0: use logsigmoid of the gate's logits; FOX_SYNCHRONOUS=1 stops at the call");
+      report, "a log forget gate is at most 0: use logsigmoid of the gate's logits; FOX_SYNCHRONOUS=1 stops at the call");
 }
 
 }  // namespace
 
 GateReport::GateReport(c10::Device device) : word_(word_of(device.index())) { refuse(word_, "an earlier call"); }
+
+std::string GateReport::take(c10::Device device) { return take_from(word_of(device.index()), "a call"); }
 
 void GateReport::finish(cudaStream_t stream) const {
   static const char* setting = std::getenv("FOX_SYNCHRONOUS");

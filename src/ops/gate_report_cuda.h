@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <string>
 
 namespace fox::ops {
 
@@ -15,6 +16,8 @@ class GateReport {
  public:
   /// Throws fox::Error if an earlier call on this device had a bad gate.
   explicit GateReport(c10::Device device);
+  /// What the device's calls so far would make the next one throw, which it then no longer does; "" when all is well.
+  static std::string take(c10::Device device);
   /// For the kernels: ForgettingAttnParams::bad_gate.
   uint64_t* word() const { return word_; }
   /// To be called when the kernels are enqueued.

@@ -42,7 +42,7 @@ AdamW::AdamW(const nn::Parameters& parameters, const AdamWOptions& options) : op
   }
 }
 
-void AdamW::step(double lr, const StepGuard& guard) {
+void AdamW::step(const at::Tensor& lr, const StepGuard& guard) {
   const at::NoGradGuard no_grad;
   const auto skip = guard.apply.logical_not().to(at::kFloat);
   steps_ += 1 - skip;
@@ -51,7 +51,7 @@ void AdamW::step(double lr, const StepGuard& guard) {
   }
 }
 
-void AdamW::step(Group& group, double lr, const StepGuard& guard, const at::Tensor& skip) {
+void AdamW::step(Group& group, const at::Tensor& lr, const StepGuard& guard, const at::Tensor& skip) {
   std::vector<at::Tensor> gradients;
   gradients.reserve(group.parameters.size());
   for (const auto& parameter : group.parameters) {
@@ -75,7 +75,11 @@ void AdamW::step(Group& group, double lr, const StepGuard& guard, const at::Tens
 
 void AdamW::step(double lr) {
   const auto options = steps_.options();
-  step(lr, {at::ones({}, options.dtype(at::kDouble)), at::ones({}, options.dtype(at::kBool))});
+  step(device_lr(lr), {at::ones({}, options.dtype(at::kDouble)), at::ones({}, options.dtype(at::kBool))});
+}
+
+at::Tensor AdamW::device_lr(double lr) const {
+  return at::full({}, lr, steps_.options().dtype(steps_.is_cpu() ? at::kDouble : at::kFloat));
 }
 
 int64_t AdamW::steps() const { return static_cast<int64_t>(steps_.item<float>()); }

@@ -45,9 +45,12 @@ class AdamW {
  public:
   AdamW(const nn::Parameters& parameters, const AdamWOptions& options);
 
-  void step(double lr, const StepGuard& guard);
+  /// `lr` as device_lr() gives it.
+  void step(const at::Tensor& lr, const StepGuard& guard);
   /// The same, unconditionally.
   void step(double lr);
+  /// The learning rate where the fused kernel reads it: a scalar on the parameters' device, float32 on a GPU.
+  at::Tensor device_lr(double lr) const;
 
   /// Steps taken, which bias correction needs (waits for the device).
   int64_t steps() const;
@@ -66,7 +69,7 @@ class AdamW {
     std::vector<std::string> names;
     std::vector<at::Tensor> parameters, exp_avg, exp_avg_sq;
   };
-  void step(Group& group, double lr, const StepGuard& guard, const at::Tensor& skip);
+  void step(Group& group, const at::Tensor& lr, const StepGuard& guard, const at::Tensor& skip);
 
   AdamWOptions options_;
   std::vector<Group> groups_;

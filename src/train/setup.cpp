@@ -62,7 +62,8 @@ TrainerOptions trainer_options(const TrainConfig& config) {
   return {.schedule = {config.lr, config.min_lr, config.warmup_tokens, config.max_tokens},
           .adamw = {config.beta1, config.beta2, config.eps, config.weight_decay},
           .max_grad_norm = config.max_grad_norm,
-          .shard_optimizer = config.shard_optimizer};
+          .shard_optimizer = config.shard_optimizer,
+          .graph = config.cuda_graph};
 }
 
 int64_t total_steps(const TrainConfig& config) {

@@ -48,6 +48,7 @@ Trainer::Trainer(model::LanguageModel& model, const TrainerOptions& options, con
       ranks_(ranks),
       buckets_(make_buckets(model, options, ranks)),
       optimizer_(buckets_ ? buckets_->own() : model.parameters(), options.adamw) {
+  if (options.graph && !buckets_) graph_ = StepGraph::make(model.parameters().front().tensor.device());
   sequence_.shard = std::move(shard);
   broadcast_weights();
 }
@@ -82,31 +83,40 @@ void Trainer::forget_gradients(bool several_passes) {
   for (const auto& parameter : model_.parameters()) parameter.tensor.mutable_grad().reset();
 }
 
-std::vector<at::Tensor> Trainer::backward(std::span<const data::Batch> micro_batches,
-                                          const std::optional<at::Tensor>& label_weight, Pending& pending) {
-  const auto device = model_.parameters().front().tensor.device();
-  forget_gradients(micro_batches.size() > 1);
+std::vector<at::Tensor> Trainer::backward(const StepInputs& inputs, Pending& pending) {
+  forget_gradients(inputs.micro_batches.size() > 1);
   std::vector<at::Tensor> losses;
-  for (const auto& batch : micro_batches) {
-    const auto ids_BT = batch.ids_BT.to(device, /*non_blocking=*/true);
-    const auto labels_BT = batch.labels_BT.to(device, /*non_blocking=*/true);
+  const size_t count = inputs.micro_batches.size();
+  for (const auto& batch : inputs.micro_batches) {
     std::optional<at::Tensor> weight_BT;
-    if (label_weight) weight_BT = label_weight->expand(labels_BT.sizes()).contiguous();
-    if (buckets_ && losses.size() + 1 == micro_batches.size()) buckets_->last_pass();
+    if (inputs.label_weight) weight_BT = inputs.label_weight->expand(batch.labels_BT.sizes()).contiguous();
+    if (buckets_ && losses.size() + 1 == count) buckets_->last_pass();
     try {
-      const auto total = model_.loss(ids_BT, labels_BT, sequence_, weight_BT).total;
+      const auto total = model_.loss(batch.ids_BT, batch.labels_BT, sequence_, weight_BT).total;
       losses.push_back(total.detach().to(at::kDouble));
       total.backward();
     } catch (const NonFiniteError& error) {
-      pending.result.fault =
-          fmt::format("in micro-batch {} of {}: {}", losses.size() + 1, micro_batches.size(), error.what());
+      pending.result.fault = fmt::format("in micro-batch {} of {}: {}", losses.size() + 1, count, error.what());
       break;
     }
   }
   if (!pending.result.fault.empty()) {
-    losses.assign(micro_batches.size(), at::full({}, std::nan(""), at::dtype(at::kDouble).device(device)));
+    losses.assign(count, at::full({}, std::nan(""), inputs.lr.options().dtype(at::kDouble)));
   }
   return losses;
+}
+
+StepOutputs Trainer::compute(const StepInputs& inputs, Pending& pending) {
+  auto losses = backward(inputs, pending);
+  if (!pending.result.fault.empty() && !inputs.lr.is_cpu()) {
+    // On a GPU a bad gate is reported by a later call than its own, which may have been the step before this one.
+    at::accelerator::synchronizeDevice(inputs.lr.device().index());
+    pending.result.fault.clear();
+    losses = backward(inputs, pending);
+  }
+  if (buckets_) buckets_->finish_gradients(/*faulty=*/!pending.result.fault.empty());
+  if (!buckets_ && !pending.result.fault.empty()) return {};
+  return update(losses, inputs.lr, pending);
 }
 
 void Trainer::begin_step(std::span<const data::Batch> micro_batches) {
@@ -114,25 +124,28 @@ void Trainer::begin_step(std::span<const data::Batch> micro_batches) {
   pending.result.step = state_.step + std::ssize(pending_) + 1;
   pending.result.lr = options_.schedule.at(tokens_begun_);
   pending.result.tokens = tokens_begun_;
+  pending.result.stop = asked_to_stop_;
   for (const auto& batch : micro_batches) pending.result.tokens += ranks_.size() * batch.ids_BT.numel();
   pending.micro_batches = std::ssize(micro_batches);
 
-  const auto weight = label_weight(micro_batches);
-  auto losses = backward(micro_batches, weight, pending);
+  StepInputs inputs{{}, label_weight(micro_batches), optimizer_.device_lr(pending.result.lr)};
   const auto device = model_.parameters().front().tensor.device();
-  if (!pending.result.fault.empty() && !device.is_cpu()) {
-    // On a GPU a bad gate is reported by a later call than its own, which may have been the step before this one.
-    at::accelerator::synchronizeDevice(device.index());
-    pending.result.fault.clear();
-    losses = backward(micro_batches, weight, pending);
+  for (const auto& batch : micro_batches) {
+    inputs.micro_batches.push_back({batch.ids_BT.to(device, /*non_blocking=*/true),
+                                    batch.labels_BT.to(device, /*non_blocking=*/true)});
   }
-  if (buckets_) buckets_->finish_gradients(/*faulty=*/!pending.result.fault.empty());
-  if (buckets_ || pending.result.fault.empty()) update(losses, pending);
+  const StepWork work = [&](const StepInputs& in) { return compute(in, pending); };
+  const auto [outputs, replayed] = graph_ ? graph_->run(inputs, work) : StepGraph::Done{work(inputs), false};
+  if (replayed) {  // for those who ask by the version whether a weight has changed (nn::PackedWeights)
+    for (const auto& parameter : model_.parameters()) parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  }
+  if (outputs.numbers.defined()) pending.numbers = DeviceNumbers(outputs.numbers);
+  pending.parameters = outputs.parameters;
   tokens_begun_ = pending.result.tokens;
   pending_.push_back(std::move(pending));
 }
 
-void Trainer::update(const std::vector<at::Tensor>& losses, Pending& pending) {
+StepOutputs Trainer::update(const std::vector<at::Tensor>& losses, const at::Tensor& lr, Pending& pending) {
   const at::NoGradGuard no_grad;
   const auto& parameters = model_.parameters();
   const bool sharded = buckets_ && buckets_->sharded();
@@ -158,10 +171,9 @@ void Trainer::update(const std::vector<at::Tensor>& losses, Pending& pending) {
   const auto numbers = at::cat({sums.narrow(0, 0, all + 1), norms.global.view(1), norms.each});
   // The global norm is finite exactly when all gradients are.
   const auto apply = at::isfinite(numbers.narrow(0, 0, all + 2)).all();
-  optimizer_.step(pending.result.lr, {norms.divisor(options_.max_grad_norm), apply});
+  optimizer_.step(lr, {norms.divisor(options_.max_grad_norm), apply});
   if (buckets_) buckets_->gather_weights();
-  pending.numbers = DeviceNumbers(numbers);
-  pending.parameters = std::move(norms.parameters);
+  return {numbers, std::move(norms.parameters)};
 }
 
 StepResult Trainer::finish_step() {
@@ -171,6 +183,10 @@ StepResult Trainer::finish_step() {
   StepResult& result = pending.result;
   const std::string told = result.fault;
   if (buckets_ || told.empty()) read_numbers(pending);
+  if (graph_) {  // else a call of an evaluation would throw for what is told here
+    const std::string report = graph_->take_report();
+    if (!report.empty() && !result.fault.empty()) result.fault += ": " + report;
+  }
   if (!told.empty()) {
     result.fault = told;
     result.loss = result.grad_norm = std::nan("");
@@ -186,7 +202,7 @@ void Trainer::read_numbers(Pending& pending) const {
   pending.sums.wait_on_host();  // a rank that hangs is noticed here
   const std::vector<double> numbers = pending.numbers.read();
   const int64_t own = pending.micro_batches, all = own * ranks_.size();
-  result.stop = numbers[all] > 0;
+  result.stop = result.stop || numbers[all] > 0;
   for (int64_t i = 0; i < all; ++i) {
     result.loss += numbers[i];
     if (std::isfinite(numbers[i])) continue;

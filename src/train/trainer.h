@@ -14,6 +14,7 @@
 #include "train/optimizer.h"
 #include "train/parameter_buckets.h"
 #include "train/schedule.h"
+#include "train/step_graph.h"
 
 namespace fox::train {
 
@@ -25,6 +26,8 @@ struct TrainerOptions {
   /// Of gradients that travel together: enough for the links to be busy with, little enough that most is sent while the
   /// backward pass goes on.
   int64_t bucket_bytes = int64_t{32} << 20;
+  /// On a GPU, of one rank: steps are recorded and repeated (StepGraph), which spares small models the host's launches.
+  bool graph = false;
 };
 
 /// How far training has come.
@@ -105,10 +108,11 @@ class Trainer {
   std::optional<at::Tensor> label_weight(std::span<const data::Batch> micro_batches) const;
   void forget_gradients(bool several_passes);
   /// Losses of the micro-batches, on the device; sets pending.fault when the host knows of one.
-  std::vector<at::Tensor> backward(std::span<const data::Batch> micro_batches,
-                                   const std::optional<at::Tensor>& label_weight, Pending& pending);
+  std::vector<at::Tensor> backward(const StepInputs& inputs, Pending& pending);
   /// What all ranks know of the step, from these losses and the gradients; then the optimizer's step.
-  void update(const std::vector<at::Tensor>& losses, Pending& pending);
+  StepOutputs update(const std::vector<at::Tensor>& losses, const at::Tensor& lr, Pending& pending);
+  /// The step's whole work on the device.
+  StepOutputs compute(const StepInputs& inputs, Pending& pending);
   void read_numbers(Pending& pending) const;
 
   model::LanguageModel& model_;
@@ -117,6 +121,7 @@ class Trainer {
   nn::Sequence sequence_;                      ///< of every batch
   std::unique_ptr<ParameterBuckets> buckets_;  ///< nothing when alone
   AdamW optimizer_;
+  std::unique_ptr<StepGraph> graph_;  ///< nothing when steps are not repeated
   TrainerState state_;
   int64_t tokens_begun_ = 0;
   bool asked_to_stop_ = false;

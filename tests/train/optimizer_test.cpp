@@ -108,7 +108,7 @@ TEST(Clipping, DividesByTheGlobalNorm) {
     const auto divisor = norms.divisor(1);
     EXPECT_DOUBLE_EQ(divisor.item<double>(), 5 + 1e-6);
     AdamW optimizer(parameters, {});
-    optimizer.step(0, {divisor, at::ones({}, at::kBool)});
+    optimizer.step(optimizer.device_lr(0), {divisor, at::ones({}, at::kBool)});
     EXPECT_NEAR(global_norm(parameters), 1, 1e-6);
   }
 }
@@ -144,12 +144,12 @@ TEST(Guard, AStepThatMayNotBeAppliedChangesNothing) {
     };
     AdamW optimizer(parameters, {});
     give_gradients(0.1);
-    optimizer.step(1e-2, guard(2, true));
+    optimizer.step(optimizer.device_lr(1e-2), guard(2, true));
     std::vector<at::Tensor> before;
     for (const auto& parameter : parameters) before.push_back(parameter.tensor.detach().clone());
     for (const auto& [name, tensor] : optimizer.state()) before.push_back(tensor.clone());
     give_gradients(std::nan(""));
-    optimizer.step(1e-2, guard(std::nan(""), false));
+    optimizer.step(optimizer.device_lr(1e-2), guard(std::nan(""), false));
     std::vector<at::Tensor> after;
     for (const auto& parameter : parameters) after.push_back(parameter.tensor.detach());
     for (const auto& [name, tensor] : optimizer.state()) after.push_back(tensor);
