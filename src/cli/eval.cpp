@@ -88,8 +88,7 @@ void print_tables(const std::vector<Row>& rows) {
 
 void run_loss(EvalArguments& arguments) {
   arguments.compute.apply();
-  infer::LoadedModel loaded =
-      infer::load_model(arguments.dirs.front(), infer::device_from_name(arguments.compute.device));
+  infer::LoadedModel loaded = arguments.compute.load(arguments.dirs.front());
   const eval::HeldOutText text(loaded, arguments.data_paths());
   eval::default_loss_options(loaded.location, arguments.options.loss);
   const json loss = eval::evaluate_loss(loaded, text, arguments.options.loss);
@@ -104,6 +103,8 @@ void run_loss(EvalArguments& arguments) {
 void run_report_files(EvalArguments& arguments) {
   arguments.compute.apply();
   arguments.options.data = arguments.data_paths();
+  arguments.options.device = arguments.compute.device();
+  arguments.options.compute = arguments.compute.compute();
   std::vector<Row> rows;
   json all = json::object();
   for (const std::string& dir : arguments.dirs) {

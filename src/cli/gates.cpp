@@ -41,7 +41,7 @@ void print_table(const eval::GateAnalysis& analysis) {
 
 void run(GatesArguments arguments) {
   arguments.compute.apply();
-  infer::LoadedModel loaded = infer::load_model(arguments.dir, infer::device_from_name(arguments.compute.device));
+  infer::LoadedModel loaded = arguments.compute.load(arguments.dir);
   const eval::HeldOutText text(loaded, {arguments.data.begin(), arguments.data.end()});
   if (arguments.options.length == 0) {
     eval::PerTokenLossOptions lengths;

@@ -45,7 +45,7 @@ void print_json(const infer::Generation& made) {
 void run(const GenerateArguments& arguments) {
   arguments.options.sampling.validate();
   arguments.compute.apply();
-  infer::LoadedModel loaded = infer::load_model(arguments.dir, infer::device_from_name(arguments.compute.device));
+  infer::LoadedModel loaded = arguments.compute.load(arguments.dir);
   const std::string prompt = read_prompt(arguments);
   catch_interrupts();
   const auto show = [&](std::string_view text) {

@@ -5,7 +5,10 @@
 namespace fox::cli {
 
 void ComputeOptions::add_to(CLI::App& command) {
-  command.add_option("--device", device, "Where to compute: cpu, cuda, cuda:1")->capture_default_str();
+  command.add_option("--device", device_name, "Where to compute: cpu, cuda, cuda:1")->capture_default_str();
+  command.add_option("--precision", precision, "Of activations: float32, bf16 (many times faster on a GPU)")
+      ->check(CLI::IsMember({"float32", "bf16"}))
+      ->capture_default_str();
   command.add_option("--threads", threads, "CPU threads (default: all cores)")->check(CLI::PositiveNumber);
 }
 

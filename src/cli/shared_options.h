@@ -4,16 +4,22 @@
 #include <cstdint>
 #include <string>
 
+#include "infer/load_model.h"
+
 namespace fox::cli {
 
-/// --device and --threads, for commands that run a model.
+/// --device, --precision and --threads, for commands that run a model.
 struct ComputeOptions {
-  std::string device = "cpu";
+  std::string device_name = "cpu", precision = "float32";
   int64_t threads = 0;
 
   void add_to(CLI::App& command);
   /// Sets the number of threads of this process.
   void apply() const;
+  at::Device device() const { return infer::device_from_name(device_name); }
+  /// Of activations.
+  at::ScalarType compute() const { return precision == "bf16" ? at::kBFloat16 : at::kFloat; }
+  infer::LoadedModel load(const std::string& dir) const { return infer::load_model(dir, device(), compute()); }
 };
 
 /// What `command` says for its argument DIR.

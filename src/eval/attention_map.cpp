@@ -15,7 +15,7 @@ at::Tensor pool_columns(const at::Tensor& x_RT, int64_t scale) {
 }
 
 std::vector<float> first_values(const at::Tensor& row, int64_t count) {
-  const at::Tensor values = row.narrow(0, 0, count).to(at::kFloat).contiguous();
+  const at::Tensor values = row.narrow(0, 0, count).to(at::kCPU, at::kFloat).contiguous();
   return {values.const_data_ptr<float>(), values.const_data_ptr<float>() + count};
 }
 
@@ -23,14 +23,14 @@ std::vector<float> first_values(const at::Tensor& row, int64_t count) {
 
 HeadMap attention_map(const at::Tensor& q_TD, const at::Tensor& k_TD, const at::Tensor& log_f_T,
                       std::optional<int64_t> window, int64_t map_size) {
-  const at::Tensor q = q_TD.to(at::kCPU, at::kDouble), k = k_TD.to(at::kCPU, at::kDouble);
+  const at::Tensor q = q_TD.to(at::kDouble), k = k_TD.to(at::kDouble);
   const int64_t length = q.size(0);
   HeadMap map;
   map.scale = (length + map_size - 1) / map_size;
   at::Tensor c_T;  // D_ij = c_i - c_j
   // A hard reset (log f = -inf) would make differences NaN; e^-10000 is 0 as well.
-  if (log_f_T.defined()) c_T = log_f_T.to(at::kCPU, at::kDouble).clamp_min(-1e4).cumsum(0);
-  const at::Tensor keys = at::arange(length, at::kLong).unsqueeze(0);
+  if (log_f_T.defined()) c_T = log_f_T.to(at::kDouble).clamp_min(-1e4).cumsum(0);
+  const at::Tensor keys = at::arange(length, q.options().dtype(at::kLong)).unsqueeze(0);
   for (int64_t first = 0, r = 0; first < length; first += map.scale, ++r) {
     const int64_t n = std::min(map.scale, length - first);
     const at::Tensor queries = keys.narrow(1, first, n).t();

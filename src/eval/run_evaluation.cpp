@@ -48,7 +48,8 @@ json sample_options_json(const infer::GenerateOptions& o, const std::vector<std:
 }
 
 /// Everything that decides the numbers, so that a second evaluation can tell whether they still stand.
-json made_from(const infer::ModelLocation& location, const HeldOutText& text, const json& options) {
+json made_from(const infer::ModelLocation& location, const HeldOutText& text, const RunEvaluationOptions& run,
+               const json& options) {
   const fs::path sums = location.dir / "checksums.json";
   return {{"checkpoint", location.dir.filename().string()},
           {"checksum", fs::exists(sums) ? json(file_checksum(sums)) : json(nullptr)},
@@ -56,6 +57,8 @@ json made_from(const infer::ModelLocation& location, const HeldOutText& text, co
           {"data", text.sources()},
           {"data_fingerprint", text.fingerprint()},
           {"options", options},
+          {"device", c10::DeviceTypeName(run.device.type(), /*lower_case=*/true)},
+          {"precision", run.compute == at::kBFloat16 ? "bf16" : "float32"},
           {"version", version()},
           {"commit", commit()}};
 }
@@ -124,7 +127,7 @@ nlohmann::json evaluate_loss(infer::LoadedModel& loaded, const HeldOutText& text
 }
 
 RunEvaluation evaluate_run(const fs::path& run_dir, const RunEvaluationOptions& options) {
-  infer::LoadedModel loaded = infer::load_model(run_dir);
+  infer::LoadedModel loaded = infer::load_model(run_dir, options.device, options.compute);
   if (!loaded.location.run_dir) {
     throw Error(fmt::format("{} is not a run directory: run.json is missing", run_dir.string()),
                 "`fox eval loss` evaluates any model directory");
@@ -138,14 +141,14 @@ RunEvaluation evaluate_run(const fs::path& run_dir, const RunEvaluationOptions& 
   if (prompts.empty()) prompts.push_back(first_line(text, loaded.tokenizer));
 
   const fs::path out = *loaded.location.run_dir / "eval";
+  const auto from = [&](const json& o) { return made_from(loaded.location, text, options, o); };
   RunEvaluation result;
-  result.loss = keep_or_make(out / "loss.json", made_from(loaded.location, text, loss_options_json(loss)),
-                             options.force, [&] { return evaluate_loss(loaded, text, loss); });
-  result.gates =
-      keep_or_make(out / "gates.json", made_from(loaded.location, text, gate_options_json(gates)), options.force,
-                   [&] { return to_json(analyse_gates(loaded.model, text.store(), loaded.tokenizer, gates)); });
-  result.samples = keep_or_make(out / "samples.json",
-                                made_from(loaded.location, text, sample_options_json(options.samples, prompts)),
+  result.loss = keep_or_make(out / "loss.json", from(loss_options_json(loss)), options.force,
+                             [&] { return evaluate_loss(loaded, text, loss); });
+  result.gates = keep_or_make(out / "gates.json", from(gate_options_json(gates)), options.force, [&] {
+    return to_json(analyse_gates(loaded.model, text.store(), loaded.tokenizer, gates));
+  });
+  result.samples = keep_or_make(out / "samples.json", from(sample_options_json(options.samples, prompts)),
                                 options.force, [&] { return make_samples(loaded, options.samples, prompts); });
   return result;
 }

@@ -19,7 +19,9 @@ struct RunEvaluationOptions {
   GateOptions gates;                        ///< length 0: that of `loss`
   infer::GenerateOptions samples;
   std::vector<std::string> prompts;  ///< none: the first line of the held-out text
-  bool force = false;                ///< even when the files are those of this checkpoint, text and options
+  at::Device device = at::kCPU;
+  at::ScalarType compute = at::kFloat;  ///< of activations
+  bool force = false;                   ///< even when the files are those of this checkpoint, text and options
 };
 
 /// What a report shows of one run; each value is the content of the file eval/<name>.json (docs/formats.md).

@@ -81,7 +81,7 @@ ModelLocation locate_model(const fs::path& dir) {
   return location;
 }
 
-LoadedModel load_model(const fs::path& dir, at::Device device) {
+LoadedModel load_model(const fs::path& dir, at::Device device, at::ScalarType compute) {
   ModelLocation location = locate_model(dir);
   const ModelConfig config =
       ModelConfig::from_json(checkpoint::read_config_json(location.dir), (location.dir / "config.json").string());
@@ -104,6 +104,7 @@ LoadedModel load_model(const fs::path& dir, at::Device device) {
   checkpoint::load_into(checkpoint::read_weights(location.dir), into, location.dir.string(), tied);
   model.set_requires_grad(false);
   model.to(device, at::kFloat);
+  if (compute != at::kFloat) model.set_compute_dtype(compute);
   return {std::move(model), std::move(tokenizer), std::move(location)};
 }
 

@@ -36,9 +36,11 @@ struct LoadedModel {
   ModelLocation location;
 };
 
-/// Loads what locate_model finds onto `device`, parameters in float32. Throws fox::Error naming files and tensors that
-/// are missing or damaged, or when the tokenizer has more ids than the model.
-LoadedModel load_model(const std::filesystem::path& dir, at::Device device = at::kCPU);
+/// Loads what locate_model finds onto `device`, parameters in float32 and activations in `compute`, as training has
+/// them. Throws fox::Error naming files and tensors that are missing or damaged, or when the tokenizer has more ids
+/// than the model.
+LoadedModel load_model(const std::filesystem::path& dir, at::Device device = at::kCPU,
+                       at::ScalarType compute = at::kFloat);
 
 /// "cpu", "cuda" or "cuda:1". Throws fox::Error when the name is unknown or this machine has no such device.
 at::Device device_from_name(const std::string& name);

@@ -94,6 +94,13 @@ TEST_F(RunEvaluationTest, RepeatsOnlyWhatHasChanged) {
   test::write_run(dir_, model_, tokenizer_, 16, 2000);
   made = evaluate_marked();
   EXPECT_TRUE(!is_old(made.loss) && !is_old(made.gates));
+  options_.compute = at::kBFloat16;
+  const json exact = made.loss["per_token"];
+  made = evaluate_marked();
+  EXPECT_TRUE(!is_old(made.loss) && !is_old(made.gates) && !is_old(made.samples));
+  EXPECT_EQ(made.loss["made_from"]["precision"], "bf16");
+  EXPECT_NE(made.loss["per_token"]["loss"], exact["loss"]);  // computed so, not only called so
+  EXPECT_NEAR(made.loss["per_token"]["bins"][0]["loss"].get<double>(), exact["bins"][0]["loss"].get<double>(), 0.02);
   options_.force = true;
   made = evaluate_marked();
   EXPECT_TRUE(!is_old(made.loss) && !is_old(made.gates));
