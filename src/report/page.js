@@ -20,7 +20,8 @@ function modelName(model) {
 const runs = data.runs.map((run, i) => {
   const config = run.run.config;
   const train = run.metrics.filter(line => line.kind === "train");
-  return { ...run, config, train, evals: run.metrics.filter(line => line.kind === "eval"), label: modelName(config.model),
+  return { ...run, config, train, evals: run.metrics.filter(line => line.kind === "eval"),
+           gateLines: run.metrics.filter(line => line.kind === "gates"), label: modelName(config.model),
            colour: COLOURS[i % COLOURS.length], context: config.data.context };
 });
 // Two runs of one kind are told apart by their folders.
@@ -154,12 +155,32 @@ function trainingCurves() {
     { name: run.title, x: run.train.map(l => l.tokens), y: run.train.map(l => l.loss), mode: "lines", line: { color: run.colour, width: 1.2 }, legendgroup: run.title, hovertemplate: "%{y:.3f}" },
     { name: `${run.title}, held out`, x: run.evals.map(l => l.tokens), y: run.evals.map(l => l.loss), mode: "markers", marker: { color: run.colour, size: 8 }, legendgroup: run.title, showlegend: false, hovertemplate: "%{y:.3f} held out" },
   ]), { xaxis: { title: { text: "tokens trained on" } }, yaxis: { title: { text: "loss (nats a token)" } } });
+  plot(card, trained.map(run => ({ name: run.title, x: run.train.map(l => l.tokens), y: run.train.map(l => l.tokens_per_s), mode: "lines", line: { color: run.colour, width: 1.2 }, hovertemplate: "%{y:,.0f}" })),
+    { xaxis: { title: { text: "tokens trained on" } }, yaxis: { title: { text: "tokens/s" }, rangemode: "tozero" } }, "plot low");
   const head = ["", "tokens", "last loss", "held-out loss", "tokens/s (median)"].map(text => element("th", {}, text));
   box.append(table(head, trained.map(run => {
     const last = run.train[run.train.length - 1], held = run.evals[run.evals.length - 1];
     return [element("td", {}, swatch(run), run.title), element("td", {}, count(last.tokens)), element("td", {}, fixed(last.loss, 3)),
       element("td", {}, fixed(held?.loss, 3)), element("td", {}, count(median(run.train.map(l => l.tokens_per_s).filter(Boolean)) || 0))];
   })));
+}
+
+// A line a quantile over all heads: how far the gates look as training goes on.
+function gatesWhileTraining() {
+  const gated = runs.filter(run => run.gateLines.length);
+  if (!gated.length) return;
+  const box = section("How the gates learned", "Memory length of the heads on a held-out context: the shortest, the quartiles and the longest, and the share of attention's blocks that pruning skips.");
+  const card = element("div", { class: "card" });
+  box.append(card);
+  const names = ["shortest", "first quartile", "median", "third quartile", "longest"];
+  const xaxis = { title: { text: "tokens trained on" } };
+  plot(card, gated.flatMap(run => {
+    const sorted = run.gateLines.map(l => l.memory_lengths.map(m => m ?? Infinity).sort((a, b) => a - b));
+    return names.map((name, q) => ({ name: `${run.title}, ${name}`, x: run.gateLines.map(l => l.tokens), y: sorted.map(m => m[Math.round(q * (m.length - 1) / 4)]),
+      mode: "lines+markers", line: { color: run.colour, width: q === 2 ? 2.5 : 1, dash: ["dot", "dash", "solid", "dash", "dot"][q] }, hovertemplate: "%{y:.1f} tokens" }));
+  }), { xaxis, yaxis: { type: "log", dtick: 1, title: { text: "memory length (tokens)" } } });
+  plot(card, gated.map(run => ({ name: run.title, x: run.gateLines.map(l => l.tokens), y: run.gateLines.map(l => l.skipped_share), mode: "lines+markers", line: { color: run.colour, width: 2 }, hovertemplate: "%{y:.1%}" })),
+    { xaxis, yaxis: { range: [0, 1], tickformat: ".0%", title: { text: "blocks skipped" } } }, "plot low");
 }
 
 function memoryLengths() {
@@ -247,6 +268,7 @@ overview();
 perTokenLoss();
 firstWords();
 trainingCurves();
+gatesWhileTraining();
 memoryLengths();
 forgetMaps();
 samples();

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/interrupt.h"
+#include "eval/gates.h"
 #include "eval/per_token_loss.h"
 #include "infer/generate.h"
 #include "train/checkpoint_store.h"
@@ -87,6 +88,7 @@ class Run {
   void finish_step();
   void log(const StepResult& result);
   void evaluate();
+  void look_at_gates();
   void write_sample();
   checkpoint::NamedTensors weights() const;
   void save();
@@ -244,6 +246,15 @@ void Run::evaluate() {
   const auto held_out =
       eval::held_out_loss(model_, *corpora_.valid, tokenizer_, config_.data.context, config_.eval.max_tokens);
   if (log_) log_->write_evaluation(state, held_out);
+  look_at_gates();
+}
+
+/// How far the heads look by now, over one context.
+void Run::look_at_gates() {
+  if (config_.model.kind() != "forgetting_transformer" || corpora_.valid->num_tokens() < config_.data.context) return;
+  const auto gates =
+      eval::analyse_gates(model_, *corpora_.valid, tokenizer_, {.length = config_.data.context, .windows = 1});
+  if (log_ && gates.has_gates) log_->write_gates(trainer_.state(), gates);
 }
 
 void Run::write_sample() {

@@ -73,6 +73,21 @@ void RunLog::write_evaluation(const TrainerState& state, const eval::HeldOutLoss
   events_->scalar(state.step, "eval/bits_per_byte", held_out.bits_per_byte);
 }
 
+void RunLog::write_gates(const TrainerState& state, const eval::GateAnalysis& gates) {
+  json lengths = json::array();
+  double skipped = 0;
+  for (const auto& head : gates.heads) {
+    lengths.push_back(head.memory_length ? json(*head.memory_length) : json(nullptr));
+    skipped += head.skipped_share.value_or(0) / static_cast<double>(gates.heads.size());
+  }
+  metrics_.write({{"kind", "gates"},
+                  {"step", state.step},
+                  {"tokens", state.tokens},
+                  {"memory_lengths", lengths},
+                  {"skipped_share", skipped}});
+  if (events_) events_->scalar(state.step, "gates/skipped_share", skipped);
+}
+
 void RunLog::write_sample(const TrainerState& state, const std::string& text) {
   metrics_.write({{"kind", "sample"}, {"step", state.step}, {"tokens", state.tokens}, {"text", text}});
   if (events_) events_->text(state.step, "sample", text);

@@ -8,6 +8,7 @@
 #include "base/event_file.h"
 #include "base/progress.h"
 #include "config/run_config.h"
+#include "eval/gates.h"
 #include "eval/per_token_loss.h"
 #include "train/metrics.h"
 #include "train/trainer.h"
@@ -28,6 +29,7 @@ class RunLog {
   /// Of a line of metrics; `data_wait` is the share of the time in which no batch was ready.
   void write_step(const StepResult& result, double tokens_per_s, double data_wait);
   void write_evaluation(const TrainerState& state, const eval::HeldOutLoss& held_out);
+  void write_gates(const TrainerState& state, const eval::GateAnalysis& gates);
   void write_sample(const TrainerState& state, const std::string& text);
   /// The lines so far are on the disk when this returns.
   void sync() { metrics_.sync(); }

@@ -98,6 +98,7 @@ TEST(Run, MetricsTellWhatHappened) {
   for (const auto& line : undisturbed().metrics) steps[line.at("kind")].push_back(line.at("step"));
   EXPECT_EQ(steps["train"].size(), 40u);
   EXPECT_EQ(steps["eval"], (std::vector<int64_t>{8, 16, 24, 32, 40}));
+  EXPECT_EQ(steps["gates"], steps["eval"]);
   EXPECT_EQ(steps["sample"], (std::vector<int64_t>{8, 16, 24, 32, 40}));
   const auto& metrics = undisturbed().metrics;
   EXPECT_EQ(metrics.front().at("lr"), 0);
@@ -107,6 +108,10 @@ TEST(Run, MetricsTellWhatHappened) {
     if (line.at("kind") == "train") last = line.at("loss");
     if (line.at("kind") == "eval") {
       EXPECT_NEAR(line.at("perplexity").get<double>(), std::exp(line.at("loss").get<double>()), 1e-6);
+    }
+    if (line.at("kind") == "gates") {
+      EXPECT_EQ(line.at("memory_lengths").size(), 2u);                               // one layer of two heads
+      for (const double length : line.at("memory_lengths")) EXPECT_GT(length, 0.5);  // starts at 1 / ln 2
     }
     if (line.at("kind") == "sample") {
       EXPECT_EQ(line.at("text").get<std::string>().front(), 'a');  // the prompt
