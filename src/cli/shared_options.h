@@ -5,6 +5,7 @@
 #include <string>
 
 #include "infer/load_model.h"
+#include "ops/device.h"
 
 namespace fox::cli {
 
@@ -16,7 +17,7 @@ struct ComputeOptions {
   void add_to(CLI::App& command);
   /// Sets the number of threads of this process.
   void apply() const;
-  at::Device device() const { return infer::device_from_name(device_name); }
+  at::Device device() const { return ops::open_device(device_name); }
   /// Of activations.
   at::ScalarType compute() const { return precision == "bf16" ? at::kBFloat16 : at::kFloat; }
   infer::LoadedModel load(const std::string& dir) const { return infer::load_model(dir, device(), compute()); }

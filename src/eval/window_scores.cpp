@@ -14,8 +14,9 @@ namespace {
 // Tokens of one forward pass: enough for matrix products to be efficient, and few enough for their activations to stay
 // small (at C = 1536 the MLP's are 28 KB a token).
 constexpr int64_t kPassTokens = 4096;
-// Logits that exist at once.
+// Logits that exist at once: on a CPU few enough for its caches, on a GPU enough for few kernels.
 constexpr int64_t kLogitBytes = int64_t{16} << 20;
+constexpr int64_t kLogitBytesOfGpu = int64_t{1} << 30;
 
 at::Tensor head_weight(const model::LanguageModel& model) {
   const at::Tensor* embedding = nullptr;
@@ -36,7 +37,8 @@ struct Scores {
 Scores score_rows(const at::Tensor& x_NC, const at::Tensor& w_VC, const at::Tensor& labels_N) {
   const int64_t rows = x_NC.size(0);
   const at::ScalarType exact = x_NC.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const int64_t piece = std::max<int64_t>(1, kLogitBytes / (4 * w_VC.size(0)));
+  const int64_t logit_bytes = w_VC.is_cpu() ? kLogitBytes : kLogitBytesOfGpu;
+  const int64_t piece = std::max<int64_t>(1, logit_bytes / (4 * w_VC.size(0)));
   const at::Tensor w_CV = w_VC.to(x_NC.scalar_type()).t();
   Scores scores{at::empty({rows}, at::kDouble), at::empty({rows}, at::kByte)};
   for (int64_t first = 0; first < rows; first += piece) {

@@ -108,18 +108,4 @@ LoadedModel load_model(const fs::path& dir, at::Device device, at::ScalarType co
   return {std::move(model), std::move(tokenizer), std::move(location)};
 }
 
-at::Device device_from_name(const std::string& name) {
-  const bool cuda = name == "cuda" || (name.starts_with("cuda:") && name.size() > 5 && name.size() < 9 &&
-                                       name.find_first_not_of("0123456789", 5) == std::string::npos);
-  if (name != "cpu" && !cuda) {
-    throw Error(fmt::format("there is no device '{}'", name), "known: cpu, cuda, cuda:0, cuda:1, …");
-  }
-  if (name == "cpu") return at::kCPU;
-  if (!at::hasCUDA()) {
-    throw Error(fmt::format("the device {} was asked for, but this machine has no usable CUDA device", name),
-                "leave out --device, or use --device cpu");
-  }
-  return at::Device(name);
-}
-
 }  // namespace fox::infer

@@ -42,7 +42,4 @@ struct LoadedModel {
 LoadedModel load_model(const std::filesystem::path& dir, at::Device device = at::kCPU,
                        at::ScalarType compute = at::kFloat);
 
-/// "cpu", "cuda" or "cuda:1". Throws fox::Error when the name is unknown or this machine has no such device.
-at::Device device_from_name(const std::string& name);
-
 }  // namespace fox::infer
