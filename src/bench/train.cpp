@@ -29,7 +29,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr double kPeakFlops = 989e12;  // dense bf16 of H100 and H200 SXM
-constexpr int64_t kWarmUp = 3, kProfiled = 2;
+constexpr int64_t kProfiled = 2;  // steps
 constexpr std::chrono::seconds kTimeout{300};  // of a rank that is waited for
 
 ModelConfig model_config(const TrainOptions& x) {
@@ -153,7 +153,7 @@ TrainMeasurement bench_train(const TrainOptions& options) {
 
   TrainMeasurement m = measurement_of(x);
   Steps steps(x, model, device, ranks, train::split_sequences(x.sequence_ranks, ranks));
-  steps.run(kWarmUp);
+  steps.run(x.warm_up);
   const double waited_before = steps.waited_ms();
   const auto ms = steps.run(x.steps);
   const double waited = (steps.waited_ms() - waited_before) / static_cast<double>(x.steps);
@@ -165,8 +165,9 @@ TrainMeasurement bench_train(const TrainOptions& options) {
   if (!device.is_cpu()) m.mfu = 3 * model.flops_per_token(x.length) * m.tokens_per_s / (kPeakFlops * ranks.size());
   m.peak_gib = peak_gib(device);
 
+  const int64_t profiled = std::min(kProfiled, x.steps);
   const auto profile = profile_steps(
-      device, kProfiled, [&] { steps.run(kProfiled); }, x.trace);
+      device, profiled, [&] { steps.run(profiled); }, x.trace);
   m.parts = profile.parts;
   m.kernels = profile.kernels;
   if (device.is_cpu()) m.parts["data"] = waited;  // a GPU's is that of its copies

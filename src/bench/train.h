@@ -22,7 +22,8 @@ struct TrainOptions {
   std::string precision = "bf16";  ///< float32, bf16, float64
   int64_t sequence_ranks = 1;      ///< so many ranks hold their sequences together
   bool cuda_graph = false;         ///< steps repeated as a CUDA graph
-  int64_t steps = 10;              ///< that are timed; three before them warm up
+  int64_t steps = 10;              ///< that are timed
+  int64_t warm_up = 3;             ///< steps before them; with a CUDA graph the third is recorded
   int64_t threads = 0;             ///< 0: as many as there are cores
   uint64_t seed = 0;
   dist::Launch launch = {};  ///< this process's place among those that measure together, each with batches of its own

@@ -55,6 +55,7 @@ void register_bench_train(CLI::App& bench) {
   command->add_option("--precision", x.precision, "bf16 (float32 masters), float32 or float64")->capture_default_str();
   command->add_option("--device", x.device, "cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--steps", x.steps, "Steps that are timed")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--warm-up", x.warm_up, "Steps before them")->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--threads", x.threads, "CPU threads (0: one a core)")->capture_default_str();
   command->add_option("--trace", x.trace, "Write a trace of the profiled steps here (chrome://tracing)");
   command->add_flag("--json", arguments->json, "One JSON object on a line");

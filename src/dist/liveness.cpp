@@ -92,8 +92,7 @@ std::string Liveness::reported() const {
   return why;
 }
 
-// Watches all ranks until each has shown a sign of life or the time for it is over.
-std::string Liveness::find_culprit() const {
+Liveness::Watched Liveness::watch() const {
   std::vector<Sign> first, last;
   for (int rank = 0; rank < size_; ++rank) first.push_back(sign_of(rank));
   last = first;
@@ -101,19 +100,23 @@ std::string Liveness::find_culprit() const {
   std::vector<int> silent;
   do {
     std::this_thread::sleep_for(kBeat);
-    if (auto why = reported(); !why.empty()) return why;
+    if (auto why = reported(); !why.empty()) return {std::move(last), std::move(why)};
     silent.clear();
     for (int rank = 0; rank < size_; ++rank) {
       last[rank] = sign_of(rank);
       if (rank != rank_ && last[rank].beats == first[rank].beats && last[rank].beats != kLeft) silent.push_back(rank);
     }
   } while (!silent.empty() && Clock::now() < deadline);
+  if (silent.empty()) return {std::move(last), ""};
   const char* some = silent.size() > 1 ? "s" : "";
-  if (!silent.empty()) {
-    return fmt::format("rank{} {} of {} {} ended or stand{} still: no sign of life for {} s", some,
-                       fmt::join(silent, ", "), size_, *some ? "have" : "has", *some ? "" : "s",
-                       kSilence.count() / 1000);
-  }
+  return {std::move(last), fmt::format("rank{} {} of {} {} ended or stand{} still: no sign of life for {} s", some,
+                                       fmt::join(silent, ", "), size_, *some ? "have" : "has", *some ? "" : "s",
+                                       kSilence.count() / 1000)};
+}
+
+std::string Liveness::find_culprit() const {
+  auto [last, found] = watch();
+  if (!found.empty()) return found;
   const auto fewer = [](const Sign& a, const Sign& b) { return a.entered < b.entered; };
   const auto [least, most] = std::minmax_element(last.begin(), last.end(), fewer);
   if (least->entered == most->entered) return "";
@@ -138,6 +141,12 @@ Error Liveness::diagnose(const std::string& cause) {
     return Error(fmt::format("the store of {} ranks is gone: rank 0 or torchrun, which kept it, has ended", size_),
                  hint);
   }
+}
+
+bool Liveness::sees_fault() {
+  const std::string found = watch().found;
+  if (!found.empty()) store_->compareSet(kReason, "", found);
+  return !found.empty();
 }
 
 void Liveness::wait_for(c10d::Store& store, const std::string& key, int rank) {

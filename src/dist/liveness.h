@@ -33,6 +33,9 @@ class Liveness {
   /// The error to throw when a collective has failed with `cause`: the reason reported, else the rank found at fault
   /// (which is then reported). Takes some seconds.
   Error diagnose(const std::string& cause);
+  /// Whether a rank shows no sign of life, which is then reported, or something was reported. Takes half a second when
+  /// all is well, else up to 10 s.
+  bool sees_fault();
   /// Waits, as long as `rank` shows signs of life, until `key` is in `store`. Throws what has been reported, and what
   /// diagnose() says when there is no sign of life within the timeout.
   void wait_for(c10d::Store& store, const std::string& key, int rank);
@@ -44,6 +47,12 @@ class Liveness {
   void beat();
   Sign sign_of(int rank) const;
   std::string reported() const;
+  /// The signs of all ranks, having watched them until each has beaten once more or the time for that is over.
+  struct Watched {
+    std::vector<Sign> signs;
+    std::string found;  ///< what was reported meanwhile, or who is silent; else ""
+  };
+  Watched watch() const;
   std::string find_culprit() const;
 
   StorePointer store_;

@@ -27,6 +27,8 @@ using std::chrono::milliseconds;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
 constexpr milliseconds kPoll{1};
+/// NCCL does not notice that a process has ended: who has waited for so long looks whether all live.
+constexpr milliseconds kPatience{5000};
 
 MakeBackend& nccl_maker() {
   static MakeBackend make = nullptr;
@@ -150,9 +152,14 @@ void Transfer::wait_on_host() {
   if (!state_) return;
   if (!state_->group->device.is_cpu()) {
     const auto deadline = Clock::now() + state_->group->timeout;
+    auto look = Clock::now() + kPatience;
     state_->wait_for_each([&](const WorkPointer& work) {
       while (!work->isCompleted()) {
         if (Clock::now() > deadline) throw std::runtime_error("NCCL did not finish");
+        if (Clock::now() > look) {
+          if (state_->group->liveness->sees_fault()) throw std::runtime_error("while NCCL waited for it");
+          look = Clock::now() + kPatience;
+        }
         std::this_thread::sleep_for(kPoll);
       }
     });

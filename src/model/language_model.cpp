@@ -84,8 +84,10 @@ struct LanguageModel::Impl {
     if (shared.lower_bounds.defined()) {
       parameters.push_back({names.root + "lower_bounds", shared.lower_bounds, /*decay=*/false});
     }
+    parameters_before.push_back(parameters.size());
     for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
       blocks[layer]->collect(fmt::format("{}layers.{}.", names.root, layer), parameters);
+      parameters_before.push_back(parameters.size());
     }
     norm.collect(names.root + names.last_norm, parameters);
     if (config.tie_word_embeddings) {
@@ -104,6 +106,8 @@ struct LanguageModel::Impl {
   nn::RmsNorm norm;
   nn::Linear lm_head;
   nn::Parameters parameters;
+  std::vector<size_t> parameters_before;  ///< how many come before layer 0, 1, … and before the last norm
+  std::function<void(size_t n)> before_weights = [](size_t) {};
   std::optional<at::ScalarType> compute_dtype;
   Recompute recompute = Recompute::kNone;
   bool deterministic = false;
@@ -136,11 +140,13 @@ at::Tensor LanguageModel::hidden(const at::Tensor& ids_BT, const nn::Sequence& s
   sequence.deterministic = sequence.deterministic || impl_->deterministic;
   // A cache is memory of the past, overwritten as it grows: no gradient passes through it.
   const at::AutoGradMode grad_mode(cache == nullptr && at::GradMode::is_enabled());
+  impl_->before_weights(impl_->parameters_before[0]);
   nn::ResidualStream stream{impl_->embeddings.forward(ids_BT), {}};
   const bool recompute = impl_->recompute == Recompute::kFull && at::GradMode::is_enabled();
   for (size_t layer = 0; layer < impl_->blocks.size(); ++layer) {
     auto* block = impl_->blocks[layer].get();
     auto* slot = cache ? cache->slots[layer].get() : nullptr;
+    impl_->before_weights(impl_->parameters_before[layer + 1]);
     if (!recompute) {
       block->forward(stream, sequence, slot, impl_->compute());
       continue;
@@ -156,6 +162,7 @@ at::Tensor LanguageModel::hidden(const at::Tensor& ids_BT, const nn::Sequence& s
     stream = {outputs[0], outputs[1]};
   }
   if (cache) cache->length += ids_BT.size(1);
+  impl_->before_weights(impl_->parameters.size());
   return stream.normed(impl_->norm, impl_->compute());
 }
 
@@ -197,6 +204,10 @@ void LanguageModel::set_recompute(Recompute what) {
 }
 
 void LanguageModel::set_deterministic(bool on) { impl_->deterministic = on; }
+
+void LanguageModel::set_before_weights(std::function<void(size_t n)> ready) {
+  impl_->before_weights = std::move(ready);
+}
 
 void LanguageModel::set_requires_grad(bool on) {
   for (auto& parameter : impl_->parameters) parameter.tensor.set_requires_grad(on && parameter.trainable);

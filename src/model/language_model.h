@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -69,6 +70,9 @@ class LanguageModel {
   void set_recompute(Recompute what);
   /// Gradients with the same bits each time; on a GPU attention's are then a few percent slower.
   void set_deterministic(bool on);
+  /// `ready(n)` is called in each forward pass before it reads any of the first n parameters(), which are in the order
+  /// of their use: for weights that are still on their way from other ranks.
+  void set_before_weights(std::function<void(size_t n)> ready);
 
   ParameterCount count_parameters() const;
   /// Forward FLOPs a token at context length L, as arXiv 2503.02130, Table 6 counts them.

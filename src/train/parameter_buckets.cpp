@@ -175,13 +175,19 @@ at::Tensor ParameterBuckets::share_of(const at::Tensor& flat) const {
 
 void ParameterBuckets::gather_weights() {
   if (!sharded_) return;
-  std::vector<dist::Transfer> transfers;
-  for (Bucket& bucket : buckets_) {
-    transfers.push_back(ranks_.all_gather(bucket.weights, share_of(bucket.weights)));
+  for (size_t b = buckets_.size(); b-- > 0;) {
+    buckets_[b].weights_transfer = ranks_.all_gather(buckets_[b].weights, share_of(buckets_[b].weights));
   }
-  for (auto& transfer : transfers) transfer.wait();
+  gathering_ = buckets_.size();
   // By the count of versions others see that a weight has changed (nn::PackedWeights).
   for (const auto& parameter : parameters_) parameter.tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+void ParameterBuckets::wait_for_weights(size_t n) {
+  // A bucket's last piece is its first parameter.
+  for (; gathering_ > 0 && buckets_[gathering_ - 1].pieces.back().parameter < n; --gathering_) {
+    buckets_[gathering_ - 1].weights_transfer.wait();
+  }
 }
 
 void ParameterBuckets::gather(const checkpoint::NamedTensors& own, const std::string& kind,

@@ -43,8 +43,11 @@ class ParameterBuckets {
   /// Waits until the sums over all ranks are there: own()'s gradients when sharded, every parameter's otherwise. With
   /// `faulty`, for a pass that broke off, what has not been sent is sent as NaN, so that every rank knows.
   void finish_gradients(bool faulty);
-  /// Weights from the ranks that have updated them. Does nothing when each has updated all.
+  /// Asks for the weights from the ranks that have updated them, those of the first parameters first, and waits for
+  /// none. Does nothing when each rank has updated all.
   void gather_weights();
+  /// What is computed after this sees the first `n` of the parameters given, as gathered.
+  void wait_for_weights(size_t n);
 
   /// `own` holds tensors of own() by `kind` + name; `sink` gets them for whole parameters, put together from all ranks.
   void gather(const checkpoint::NamedTensors& own, const std::string& kind, const TensorSink& sink) const;
@@ -66,7 +69,7 @@ class ParameterBuckets {
     at::Tensor gradients, weights;  // flat; the latter only when sharded
     int64_t missing = 0;            // pieces that have not come
     bool sent = false;
-    dist::Transfer transfer;
+    dist::Transfer transfer, weights_transfer;
   };
   struct Stretch {  // what own() updates
     size_t bucket, piece;
@@ -89,7 +92,8 @@ class ParameterBuckets {
   std::vector<Stretch> stretches_;  // of own_
   at::Tensor own_indices_;
   bool last_pass_ = false;
-  size_t next_ = 0;  // bucket to be sent: in the same order on every rank
+  size_t next_ = 0;       // bucket to be sent: in the same order on every rank
+  size_t gathering_ = 0;  // buckets whose weights have not been waited for: the first ones, which have the last parameters
 };
 
 }  // namespace fox::train

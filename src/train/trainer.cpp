@@ -51,8 +51,15 @@ Trainer::Trainer(model::LanguageModel& model, const TrainerOptions& options, con
   if (options.graph && !buckets_) graph_ = StepGraph::make(model.parameters().front().tensor.device());
   sequence_.shard = std::move(shard);
   broadcast_weights();
+  counting_ = ranks_;
+  if (!buckets_ || !buckets_->sharded()) return;
+  model_.set_before_weights([buckets = buckets_.get()](size_t n) { buckets->wait_for_weights(n); });
+  // On a GPU what a group does is done in order: a step's labels would wait for all the weights of the step before.
+  if (!model_.parameters().front().tensor.is_cpu()) counting_ = ranks_.split(0, ranks_.rank());
 }
-Trainer::~Trainer() = default;
+Trainer::~Trainer() {
+  if (buckets_) model_.set_before_weights([](size_t) {});
+}
 Trainer::Trainer(Trainer&&) noexcept = default;
 
 void Trainer::broadcast_weights() {
@@ -74,7 +81,7 @@ std::optional<at::Tensor> Trainer::label_weight(std::span<const data::Batch> mic
     if (micro_batches.size() == 1) return std::nullopt;
   }
   const auto labels = at::full({}, own, like.options().dtype(at::kDouble).requires_grad(false));
-  ranks_.all_reduce(labels).wait();
+  counting_.all_reduce(labels).wait();
   return labels.reciprocal().to(like.scalar_type());
 }
 
@@ -194,6 +201,7 @@ StepResult Trainer::finish_step() {
   state_.bad_steps = result.fault.empty() ? 0 : state_.bad_steps + 1;
   state_.step = result.step;
   state_.tokens = result.tokens;
+  if (buckets_ && pending_.empty()) buckets_->wait_for_weights(model_.parameters().size());  // whoever reads them now
   return result;
 }
 

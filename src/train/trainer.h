@@ -118,6 +118,7 @@ class Trainer {
   model::LanguageModel& model_;
   TrainerOptions options_;
   dist::ProcessGroup ranks_;
+  dist::ProcessGroup counting_;                ///< the same ranks, for numbers that must not wait behind weights
   nn::Sequence sequence_;                      ///< of every batch
   std::unique_ptr<ParameterBuckets> buckets_;  ///< nothing when alone
   AdamW optimizer_;

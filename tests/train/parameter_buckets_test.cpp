@@ -131,7 +131,7 @@ TEST_P(Buckets, AFaultReachesAllRanksAndIsForgotten) {
   });
 }
 
-// Each adds 1 to what is its own; all then have every weight one greater.
+// Each adds 1 to what is its own; all then have every weight one greater, one after another as they are waited for.
 TEST_P(Buckets, WeightsComeFromThoseWhoUpdatedThem) {
   run([](const auto&, const auto& parameters, auto& buckets) {
     const at::NoGradGuard no_grad;
@@ -142,6 +142,7 @@ TEST_P(Buckets, WeightsComeFromThoseWhoUpdatedThem) {
     buckets.gather_weights();
     for (size_t i = 0; i < parameters.size(); ++i) {
       if (!parameters[i].trainable) continue;
+      buckets.wait_for_weights(i + 1);
       EXPECT_TRUE(at::equal(parameters[i].tensor, before[i].tensor + 1)) << parameters[i].name;
       EXPECT_GT(parameters[i].tensor._version(), versions[i]) << parameters[i].name;
     }

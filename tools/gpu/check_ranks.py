@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Training on several GPUs: the losses of one, faults that are named, restarts that go on.
 
-usage: tools/gpu/check_ranks.py FOX [--device cuda] [--ranks 2] [--out FILE] [--set table.key=value …]
+usage: tools/gpu/check_ranks.py FOX [--device cuda] [--ranks 2] [--only losses|faults] [--out FILE] [--set table.key=value …]
 
 The run of check_training.py, 50 steps of 4 contexts, on one rank, on several (with and without shard_optimizer, and with
 each context split over all of them): the largest relative difference of a step's loss. Then a rank is killed on the way,
@@ -86,34 +86,48 @@ def kill_last_rank(a, folder, name, restarts):
     return {"status": status, "said": said, "seconds": round(time.time() - killed, 1)}
 
 
+def train(a, folder, name, ranks, *more):
+    """What the run said when it went well, else its last lines."""
+    done = subprocess.run(command(a, folder, name, ranks, *more), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    lines = done.stderr.splitlines()
+    return [x for x in lines if x.startswith("rank ")] if done.returncode == 0 else lines[-30:]
+
+
+def check_losses(a, folder):
+    runs = {"sharded": [], "unsharded": ["train.shard_optimizer=false"], "split": [f"train.sequence_ranks={a.ranks}"]}
+    talk = {name: train(a, folder, name, a.ranks, *more) for name, more in runs.items()}
+    found = {name: difference(losses(folder, "one"), losses(folder, name)) for name in runs}
+    return {"ok": all(x is not None and x <= TOLERANCE for x in found.values()), "difference": found, "talk": talk}
+
+
+def check_faults(a, folder):
+    killed = kill_last_rank(a, folder, "killed", 0)
+    named = any(line.startswith("error:") and f"rank {a.ranks - 1}" in line for line in killed["said"])
+    restarted = kill_last_rank(a, folder, "restarted", 1)
+    found = difference(losses(folder, "one"), losses(folder, "restarted"))
+    ok = named and killed["status"] == 1 and restarted["status"] == 0 and found is not None and found <= TOLERANCE
+    return {"ok": ok, "killed": killed, "restarted": restarted, "difference": found}
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("fox")
     p.add_argument("--device", default="cuda")
     p.add_argument("--ranks", type=int, default=2)
+    p.add_argument("--only", choices=["losses", "faults"])
     p.add_argument("--out", type=pathlib.Path)
     p.add_argument("--set", action="append", default=[], help="further settings of all runs")
     a = p.parse_args()
-    runs = {"one": (1, []), "sharded": (a.ranks, []), "unsharded": (a.ranks, ["train.shard_optimizer=false"]),
-            "split": (a.ranks, [f"train.sequence_ranks={a.ranks}"])}
-    result = {"device": a.device, "ranks": a.ranks, "steps": STEPS, "loss_difference": {}, "talk": {}}
+    result = {"device": a.device, "ranks": a.ranks, "steps": STEPS}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_text(folder / "text.txt")
-        for run, (ranks, more) in runs.items():
-            done = subprocess.run(command(a, folder, run, ranks, *more), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            lines = done.stderr.splitlines()
-            result["talk"][run] = [x for x in lines if x.startswith(("rank ", "error", "hint"))] if done.returncode == 0 else lines[-30:]
-            if run != "one":
-                result["loss_difference"][run] = difference(losses(folder, "one"), losses(folder, run))
-            print(run, done.returncode, result["loss_difference"].get(run), file=sys.stderr)
-        result["killed"] = kill_last_rank(a, folder, "killed", 0)
-        result["restarted"] = kill_last_rank(a, folder, "restarted", 1)
-        result["restarted"]["loss_difference"] = difference(losses(folder, "one"), losses(folder, "restarted"))
-    named = any(line.startswith("error:") and f"rank {a.ranks - 1}" in line for line in result["killed"]["said"])
-    differences = [*result["loss_difference"].values(), result["restarted"]["loss_difference"]]
-    result["ok"] = named and result["killed"]["status"] == 1 and result["restarted"]["status"] == 0 and all(
-        x is not None and x <= TOLERANCE for x in differences)
+        train(a, folder, "one", 1)
+        if a.only != "faults":
+            result["losses"] = check_losses(a, folder)
+        if a.only != "losses":
+            result["faults"] = check_faults(a, folder)
+    result["ok"] = all(result[part]["ok"] for part in ("losses", "faults") if part in result)
     print(json.dumps(result, indent=2))
     if a.out:
         a.out.write_text(json.dumps(result, indent=2) + "\n")
