@@ -1,0 +1,58 @@
+#pragma once
+
+// Device memory of the programs for compute-sanitizer, filled with the same random numbers in every run.
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+namespace sanitize {
+
+inline void must(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(error));
+  std::exit(2);
+}
+inline std::mt19937 generator(1);  // NOLINT: the same numbers in every run
+
+/// Device memory of one run.
+template <typename T>
+struct Device {
+  T* data = nullptr;
+  size_t count;
+  explicit Device(size_t n) : count(n) { must(cudaMalloc(&data, n * sizeof(T))); }
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  ~Device() { cudaFree(data); }
+  void put(const std::vector<T>& host) {
+    must(cudaMemcpy(data, host.data(), count * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  std::vector<T> get() const {
+    std::vector<T> host(count);
+    must(cudaMemcpy(host.data(), data, count * sizeof(T), cudaMemcpyDeviceToHost));
+    return host;
+  }
+  void random(float scale) {
+    std::normal_distribution<float> normal(0.f, scale);
+    std::vector<T> host(count);
+    for (auto& x : host) x = T(normal(generator));
+    put(host);
+  }
+  void gates() {
+    std::normal_distribution<float> normal(2.f, 1.f);
+    std::vector<T> host(count);
+    for (auto& x : host) x = -std::log1p(std::exp(-normal(generator)));
+    put(host);
+  }
+  bool finite() const {
+    for (const auto& x : get())
+      if (!std::isfinite(float(x))) return false;
+    return true;
+  }
+};
+
+}  // namespace sanitize
