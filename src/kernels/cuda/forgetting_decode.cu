@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/forgetting_attn_prefix.h"
 #include "kernels/cuda/forgetting_decode.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/mma.cuh"
 
 namespace fox::cuda {
@@ -48,8 +49,32 @@ __device__ __forceinline__ int64_t piece_of(const DecodeArgs& a, int64_t share, 
 
 // ----------------------------------------------------------------------------------------------------------- plan
 
+/// The lanes that search for one head, a power of two of them side by side in a warp.
+struct SearchLanes {
+  int count, own;  // lanes, and which of them this thread is
+  uint32_t mask;   // of the warp
+  __device__ __forceinline__ explicit SearchLanes(int lanes)
+      : count(lanes),
+        own(threadIdx.x % lanes),
+        mask((lanes == 32 ? ~0u : (1u << lanes) - 1) << threadIdx.x % 32 / lanes * lanes) {}
+  /// First index from `low` on for which `holds`, which is monotone and holds at `high`. All lanes look at once and
+  /// leave a part in count + 1 of the range: what takes time is the loads that wait for each other.
+  template <typename Holds>
+  __device__ __forceinline__ int first(int low, int high, const Holds& holds) const {
+    while (low < high) {
+      const int step = (high - low + count) / (count + 1), probe = low + (own + 1) * step - 1;
+      const uint32_t found = __ballot_sync(mask, probe >= high || holds(probe)) & mask;
+      const int before =
+          found ? __ffs(found) - 1 - (threadIdx.x % 32 - own) : count;  // lanes that it does not hold for
+      if (found) high = min(high, low + (before + 1) * step - 1);
+      low += before * step;
+    }
+    return high;
+  }
+};
+
 /// First key that query head h of sequence b needs.
-__device__ int first_needed_key(const ForgettingDecodeParams& p, int b, int h, int key_len) {
+__device__ int first_needed_key(const ForgettingDecodeParams& p, int b, int h, int key_len, const SearchLanes& lanes) {
   const int position = max(0, key_len - p.query_len);  // of the first query, which reaches back furthest
   int first = p.window > 0 ? max(0, position - p.window + 1) : 0;
   if (p.pruned && p.prefix.r) {
@@ -57,15 +82,10 @@ __device__ int first_needed_key(const ForgettingDecodeParams& p, int b, int h, i
     const float2* block = reinterpret_cast<const float2*>(p.prefix.block) + row * p.prefix.max_blocks;
     const float r = p.prefix.r[row * p.prefix.max_blocks * kBiasBlock + position];
     const float threshold = (-2 * p.logit_bound[h] - logf(float(key_len)) + p.log_tolerance) * float(kLog2e);
-    int low = 0, high = position / kBiasBlock;
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      if (pair_difference(block[position / kBiasBlock], block[middle + 1]) + r >= threshold)
-        high = middle;
-      else
-        low = middle + 1;
-    }
-    first = max(first, high * kBiasBlock);
+    const int last = position / kBiasBlock;
+    const float2 own = block[last];
+    const int kept = lanes.first(0, last, [&](int n) { return pair_difference(own, block[n + 1]) + r >= threshold; });
+    first = max(first, kept * kBiasBlock);
   }
   return first / kBiasBlock * kBiasBlock;
 }
@@ -77,16 +97,22 @@ __global__ void __launch_bounds__(1024) decode_plan_kernel(const __grid_constant
   if (threadIdx.x == 0) carry = 0;
   const int items = a.p.batch * a.p.kv_heads, group = a.p.query_heads / a.p.kv_heads;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int base = 0; base < items; base += 1024) {
-    const int item = base + threadIdx.x;
+  int per_item = 32;
+  while (per_item > 1 && items * per_item > 1024) per_item /= 2;
+  const SearchLanes lanes(per_item);
+  ptx::wait_for_previous_kernel();
+  for (int base = 0; base < items; base += 1024 / per_item) {
+    const int item = base + threadIdx.x / per_item;
     int units = 0;
     if (item < items) {
       const int b = item / a.p.kv_heads, key_len = a.p.key_len[b];
       int begin = key_len;
       for (int g = 0; g < group && key_len > 0; ++g)
-        begin = min(begin, first_needed_key(a.p, b, item % a.p.kv_heads * group + g, key_len));
-      a.begin[item] = begin;
-      units = (key_len - begin + kUnitKeys - 1) / kUnitKeys;
+        begin = min(begin, first_needed_key(a.p, b, item % a.p.kv_heads * group + g, key_len, lanes));
+      if (lanes.own == 0) {
+        a.begin[item] = begin;
+        units = (key_len - begin + kUnitKeys - 1) / kUnitKeys;
+      }
     }
     int sum = units;
     for (int step = 1; step < 32; step *= 2) {
@@ -97,7 +123,7 @@ __global__ void __launch_bounds__(1024) decode_plan_kernel(const __grid_constant
     __syncthreads();
     int before = carry;
     for (int w = 0; w < warp; ++w) before += warp_total[w];
-    if (item < items) a.offset[item] = before + sum - units;
+    if (item < items && lanes.own == 0) a.offset[item] = before + sum - units;
     __syncthreads();
     if (threadIdx.x == 1023) carry = before + sum;
     __syncthreads();
@@ -517,19 +543,6 @@ const char* check_decode(const ForgettingDecodeParams& p) {
   return nullptr;
 }
 
-/// Launches a kernel whose blocks may start while the kernel before it ends; it calls wait_for_previous_kernel().
-template <typename... Parameters, typename... Arguments>
-cudaError_t launch_early(void (*kernel)(Parameters...), dim3 blocks, int threads, int bytes, cudaStream_t stream,
-                         Arguments... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks, config.blockDim = threads, config.dynamicSmemBytes = bytes, config.stream = stream;
-  config.attrs = &attribute, config.numAttrs = compute_capability() >= 90;
-  return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
-}
-
 template <typename T, int kD>
 cudaError_t launch_decode(DecodeArgs a, cudaStream_t stream) {
   auto* kernel = decode_kernel<T, kD>;
@@ -540,7 +553,8 @@ cudaError_t launch_decode(DecodeArgs a, cudaStream_t stream) {
   if (!error) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, kWarps * 32, bytes);
   if (error) return error;
   a.workers = count_multiprocessors() * std::clamp(per_multiprocessor, 1, kMostBlocks);
-  decode_plan_kernel<<<1, 1024, 0, stream>>>(a);
+  error = launch_early(decode_plan_kernel, 1, 1024, 0, stream, a);
+  if (error) return error;
   error = launch_early(kernel, a.workers, kWarps * 32, bytes, stream, a);
   if (error) return error;
   return launch_early(decode_combine_kernel<T>, dim3(a.p.batch * a.p.kv_heads, a.rows), kCombineThreads, 0, stream, a,
