@@ -22,6 +22,10 @@ namespace {
 
 constexpr double kQkNormEps = 1e-5;  // published; not the norm_eps of the configuration
 
+// Told a bound of the logits, CUDA's forward pass needs no running maximum. It reads the bound where it lies, on the
+// device; the four small kernels that work it out take as long as they save at about so many queries.
+constexpr int64_t kQueriesWorthABound = 2048;
+
 /// Keys, values and gates of the tokens seen (the last window of them), and what the token shift still needs.
 struct AttnSlot final : nn::CacheSlot {
   nn::GrowingBuffer k, v, log_f;
@@ -134,9 +138,9 @@ std::optional<at::Tensor> ForgettingAttn::log_gate(const Projected& projected) c
 at::Tensor ForgettingAttn::logit_bound() const {
   at::NoGradGuard no_grad;
   const auto largest = [&](const nn::RmsNorm& norm) {
-    const auto weight = norm.weight.abs().to(at::kFloat);
-    const auto per_group = weight.view({-1, head_dim_}).amax(-1);
-    return per_group.expand({norm.num_groups}).repeat_interleave(config_.num_heads / norm.num_groups);
+    const auto per_group = at::linalg_vector_norm(norm.weight.view({-1, head_dim_}), INFINITY, at::IntArrayRef({1}));
+    const int64_t heads_a_group = config_.num_heads / norm.num_groups;
+    return per_group.to(at::kFloat).expand({norm.num_groups}).unsqueeze(1).expand({-1, heads_a_group}).flatten();
   };
   // bfloat16 rounds q and k after the norm by up to 2^-9 each.
   constexpr double kRounding = 1.0 + 1.0 / 128;
@@ -176,7 +180,8 @@ at::Tensor ForgettingAttn::attend(const Projected& projected, const nn::Sequence
   options.seq_start = sequence.seq_start;
   options.cu_seqlens = sequence.cu_seqlens;
   options.log_pruning_tolerance = config_.log_pruning_tolerance;
-  if (options.log_pruning_tolerance && q_norm_) options.logit_bound = logit_bound();
+  const bool is_long_on_cuda = q_BTHD.is_cuda() && q_BTHD.size(1) >= kQueriesWorthABound;
+  if (q_norm_ && (options.log_pruning_tolerance || is_long_on_cuda)) options.logit_bound = logit_bound();
   if (sequence.shard) {
     return ops::forgetting_attn_split(q_BTHD, k_BTHD, v_BTHD, log_f_BTH, options, sequence.shard);
   }

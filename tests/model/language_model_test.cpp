@@ -360,14 +360,19 @@ TEST(LanguageModel, Bfloat16ActivationsKeepFloat32Masters) {
 }
 
 TEST(LanguageModel, PruningKeepsItsPromiseAndSavesNothingWhenOff) {
-  auto config = small_config("forgetting_transformer", kPro);
-  config.update(json{{"fgate_bias_init", true}, {"decay_time_min", 2}, {"decay_time_max", 4}});
   const auto ids = (at::arange(700) * 13 % 41).view({1, 700});
-  const auto dense = test::random_model({"dense", config}, 6).logits(ids);
-  config["log_pruning_tolerance"] = -10;
-  const auto pruned = test::random_model({"pruned", config}, 6).logits(ids);
-  test::expect_close(pruned, dense, 1e-3, 0, "logits under pruning with ε = e^-10");
-  EXPECT_FALSE(at::equal(pruned, dense));  // something was pruned
+  // The bound of the logits comes from the scales of QK-norm, of each head, shared by all, or of fewer key heads.
+  for (const auto& heads :
+       {json::object(), json{{"qk_norm_share_param_across_head", true}}, json{{"num_kv_heads", 1}}}) {
+    auto config = small_config("forgetting_transformer", kPro);
+    config.update(json{{"fgate_bias_init", true}, {"decay_time_min", 2}, {"decay_time_max", 4}});
+    config.update(heads);
+    const auto dense = test::random_model({"dense", config}, 6).logits(ids);
+    config["log_pruning_tolerance"] = -10;
+    const auto pruned = test::random_model({"pruned", config}, 6).logits(ids);
+    test::expect_close(pruned, dense, 1e-3, 0, "logits under pruning with ε = e^-10");
+    EXPECT_FALSE(at::equal(pruned, dense)) << heads.dump();  // something was pruned
+  }
 }
 
 TEST(LanguageModel, LossWeighsTokensAsAsked) {
