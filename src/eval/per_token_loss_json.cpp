@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "eval/number.h"
 #include "eval/per_token_loss.h"
@@ -19,9 +21,19 @@ nlohmann::json bin_json(const PositionBin& bin) {
           {"difference_error", rounded(bin.difference_error, 3)}};
 }
 
+// A line that is drawn has no use for more points, and a page of several long contexts would be slow with them.
+constexpr int64_t kCurvePoints = 4096;
+
+std::vector<double> every_nth(const std::vector<double>& values, int64_t n) {
+  std::vector<double> kept;
+  for (size_t i = 0; i < values.size(); i += n) kept.push_back(values[i]);
+  return kept;
+}
+
 }  // namespace
 
 nlohmann::json to_json(const PerTokenLoss& result) {
+  const int64_t every = std::max<int64_t>(1, (result.length + kCurvePoints - 1) / kCurvePoints);
   nlohmann::json bins = nlohmann::json::array();
   for (const PositionBin& bin : result.bins) bins.push_back(bin_json(bin));
   return {{"length", result.length},
@@ -35,7 +47,8 @@ nlohmann::json to_json(const PerTokenLoss& result) {
           {"bins", bins},
           {"loss", rounded(result.loss)},
           {"count", result.count},
-          {"smoothed", rounded(result.smoothed)},
+          {"smoothed", rounded(every_nth(result.smoothed, every))},
+          {"smoothed_every", every},
           {"perplexity", rounded(result.perplexity)}};
 }
 

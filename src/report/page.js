@@ -120,7 +120,7 @@ function perTokenLoss() {
   const card = element("div", { class: "card" });
   box.append(card);
   const shapes = [...new Set(scored.map(run => run.context))].map(context => ({ type: "line", x0: context, x1: context, yref: "paper", y0: 0, y1: 1, line: { dash: "dash", color: "#5d606b", width: 1.5 } }));
-  plot(card, scored.map(run => ({ name: run.title, y: run.loss.per_token.smoothed, x: run.loss.per_token.smoothed.map((_, i) => i + 1),
+  plot(card, scored.map(run => ({ name: run.title, y: run.loss.per_token.smoothed, x: run.loss.per_token.smoothed.map((_, i) => i * (run.loss.per_token.smoothed_every ?? 1) + 1),
     line: { color: run.colour, width: 2 }, hovertemplate: "%{y:.3f}" })),
     { shapes, xaxis: { title: { text: "position in the context (tokens)" } }, yaxis: { title: { text: "loss (nats a token)" } },
       annotations: [{ x: scored[0].context, y: 1, yref: "paper", yanchor: "top", xanchor: "left", xshift: 6, showarrow: false, text: "training length", font: { color: "#5d606b" } }] });

@@ -251,6 +251,20 @@ TEST_F(PerTokenLossTest, JsonHoldsEveryNumberAndNullForNone) {
   EXPECT_TRUE(json["bins"][1]["loss"].is_number());
 }
 
+TEST(PerTokenLossJson, KeepsPointsForACurveOfAnyLength) {
+  for (const int64_t length : {1, 4096, 4097, 65536, 100000}) {
+    PerTokenLoss result;
+    result.length = length;
+    for (int64_t i = 0; i < length; ++i) result.smoothed.push_back(static_cast<double>(i));
+    const nlohmann::json json = to_json(result);
+    const int64_t every = json["smoothed_every"], points = std::ssize(json["smoothed"]);
+    EXPECT_EQ(every == 1, length <= 4096);
+    EXPECT_LE(points, 4096);
+    EXPECT_EQ(points, (length + every - 1) / every);
+    EXPECT_NEAR(json["smoothed"][points - 1].get<double>(), static_cast<double>((points - 1) * every), 1);
+  }
+}
+
 TEST(PositionBins, DoubleUpToTheTrainingLengthAndRepeatItBeyond) {
   using Bounds = std::vector<int64_t>;
   EXPECT_EQ(position_bins(1024, 32, 256), (Bounds{0, 32, 64, 128, 256, 512, 768, 1024}));
