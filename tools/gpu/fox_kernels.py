@@ -93,8 +93,8 @@ class Forward:
         return self.workspace[at:at + BH * 4].view(torch.int32).view(p.batch, p.query_heads)
 
 
-def logits_mask(B, Tq, Tk, window=0, seq_start=None, cu_seqlens=None, device="cuda"):
-    """(B, 1, Tq, Tk) bool: which keys a row sees."""
+def logits_mask(B, Tq, Tk, window=0, seq_start=None, cu_seqlens=None, kept=None, device="cuda"):
+    """(B, 1 or H, Tq, Tk) bool: which keys a row sees. kept: the blocks that pruning leaves (kept_blocks)."""
     i = torch.arange(Tq, device=device)[:, None] + Tk - Tq
     j = torch.arange(Tk, device=device)[None, :]
     m = (j <= i)[None].expand(B, Tq, Tk).clone()
@@ -105,7 +105,19 @@ def logits_mask(B, Tq, Tk, window=0, seq_start=None, cu_seqlens=None, device="cu
     if cu_seqlens is not None:
         document = torch.searchsorted(cu_seqlens, torch.arange(Tk, device=device), right=True)
         m &= document[i] == document[j]
-    return m[:, None]
+    m = m[:, None]
+    return m if kept is None else m & kept.repeat_interleave(64, -2).repeat_interleave(64, -1)[..., :Tq, :Tk]
+
+
+def kept_blocks(q, f, bound, log_tolerance):
+    """(B, H, query blocks, key blocks) bool: blocks of 64×64 of which some pair decays by less than pruning's threshold."""
+    (B, Tk, H), Tq = f.shape, q.shape[1]
+    cum = f.double().clamp(min=-1e3).cumsum(1).transpose(1, 2)
+    threshold = -2 * bound.double() - math.log(Tk) + log_tolerance
+    d = cum[..., Tk - Tq:, None] - cum[..., None, :]
+    keep = (d >= threshold[:, None, None]) & logits_mask(B, Tq, Tk)
+    keep = torch.nn.functional.pad(keep, (0, -Tk % 64, 0, -Tq % 64))
+    return keep.unflatten(-1, (-1, 64)).unflatten(-3, (-1, 64)).any(-1).any(-2)
 
 
 def reference(q, k, v, log_f=None, scale=None, dtype=torch.float64, low=None, seq_start=None, **masks):

@@ -1,12 +1,29 @@
 #pragma once
 
 // Backward pass for SM80 and float32: dQ with the row sums of dS, then dK and dV with its column sums; see
-// forgetting_attn_sm80.cuh. Sums of dS go from float32 to float64 after each tile, since dlog_f adds them up over the
-// whole sequence. P = ex2(σ s + u_i - c_j) with u_i = (c_i - LSE_i)·log2e, dS = P (dP - Δ).
+// forgetting_attn_sm80.cuh. P = ex2(σ s + u_i - c_j) with u_i = (c_i - LSE_i)·log2e, dS = P (dP - Δ).
 
 #include "kernels/cuda/forgetting_attn_fwd_sm80.cuh"
 
 namespace fox::cuda {
+
+/// A sum of dS over a tile, on its way to float64. dlog_f adds these sums up over the whole sequence, rows minus
+/// columns, of which all but what flows across a gate cancels, while roundings of the one and the other do not. So
+/// float32 keeps what its additions round away (Knuth's TwoSum), with no need for float64's unit; beside operands of 16
+/// bits they are nothing.
+template <typename T>
+struct TileSum {
+  float high = 0.f, low = 0.f;
+  __device__ __forceinline__ void add(float x) {
+    const float sum = __fadd_rn(high, x);  // never one operation with the product that x is
+    if constexpr (std::is_same_v<T, float>) {
+      const float added = sum - high;
+      low += (high - (sum - added)) + (x - added);
+    }
+    high = sum;
+  }
+  __device__ __forceinline__ double total() const { return double{high} + low; }
+};
 
 template <typename T, int kD>
 struct QueryGradientSm80 {
@@ -29,7 +46,7 @@ struct QueryGradientSm80 {
                                                  int position0, int key0, bool is_masked) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float tile_sum = 0.f;
+      TileSum<T> tile_sum;
 #pragma unroll
       for (int g = 0; g < kN / 8; ++g) {
         const float4 c = *reinterpret_cast<const float4*>(table + 8 * g + lane % 4 * 2);
@@ -40,10 +57,10 @@ struct QueryGradientSm80 {
           const int key = key0 + 8 * g + lane % 4 * 2 + e;
           if (is_masked && (key > position0 + 8 * half || key < __float_as_int(row[half].w))) t = -INFINITY;
           t = ptx::ex2(t) * (dp[g][2 * half + e] - row[half].z);
-          tile_sum += t;
+          tile_sum.add(t);
         }
       }
-      sum[half] += tile_sum;
+      sum[half] += tile_sum.total();
     }
   }
 
@@ -129,15 +146,15 @@ struct KeyGradientSm80 {
   /// dP to dS, given P; adds up its rows, which are columns of the scores.
   __device__ __forceinline__ void score_gradient(float (&ds)[kN / 8][4], const float (&p)[kN / 8][4],
                                                  const float4* table, double (&sum)[2]) const {
-    float tile_sum[2] = {0.f, 0.f};
+    TileSum<T> tile_sum[2];
 #pragma unroll
     for (int g = 0; g < kN / 8; ++g)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         ds[g][e] = p[g][e] * (ds[g][e] - table[8 * g + lane % 4 * 2 + e % 2].z);
-        tile_sum[e / 2] += ds[g][e];
+        tile_sum[e / 2].add(ds[g][e]);
       }
-    sum[0] += tile_sum[0], sum[1] += tile_sum[1];
+    sum[0] += tile_sum[0].total(), sum[1] += tile_sum[1].total();
   }
 
   __device__ __forceinline__ void store_column_sums(const double (&sum)[2], int64_t head_row, int own_key) const {
