@@ -190,9 +190,14 @@ function memoryLengths() {
     "Memory length of a head: 1 / (−mean log f), the number of tokens after which a weight has fallen to 1/e on average. Pruning skips the 64×64 blocks of attention whose weights are provably below the tolerance.");
   const card = element("div", { class: "card" });
   box.append(card);
-  plot(card, gated.map(run => ({ name: run.title, mode: "markers", marker: { color: run.colour, size: 10 },
-    x: run.gates.heads.map(h => `layer ${h.layer}, head ${h.head}`), y: run.gates.heads.map(h => h.memory_length), hovertemplate: "%{y:.1f} tokens" })),
-    { yaxis: { type: "log", dtick: 1, title: { text: "memory length (tokens)" } }, xaxis: { tickangle: -30, automargin: true } });
+  const headName = h => `layer ${h.layer}, head ${h.head}`;
+  // Of many heads only the first of each layer is named on the axis; the pointer names all.
+  const many = Math.max(...gated.map(run => run.gates.heads.length)) > 48;
+  const named = [...new Set(gated.flatMap(run => run.gates.heads.filter(h => !many || h.head === 0).map(headName)))];
+  plot(card, gated.map(run => ({ name: run.title, mode: "markers", marker: { color: run.colour, size: many ? 7 : 10 },
+    x: run.gates.heads.map(headName), y: run.gates.heads.map(h => h.memory_length), hovertemplate: "%{y:.1f} tokens" })),
+    { yaxis: { type: "log", dtick: 1, title: { text: "memory length (tokens)" } },
+      xaxis: { tickangle: -30, automargin: true, tickvals: named, ticktext: named.map(name => many ? name.split(",")[0] : name) } });
   for (const run of gated) {
     const shares = run.gates.heads.map(h => h.skipped_share).filter(known);
     if (!shares.length) continue;
