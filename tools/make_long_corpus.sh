@@ -28,7 +28,7 @@ rm -rf "$1.new"
 mkdir -p "$1.new/unpacked"
 new=$(cd "$1.new" && pwd)
 (cd "$new/unpacked" && apt-get -q -o APT::Sandbox::User=root download $package=$version) ||
-  fail "apt-get has no $package $version" "take it from snapshot.debian.org; another version is another corpus"
+  fail "apt-get has no $package $version" "apt-get update; versions that are gone are at snapshot.debian.org, and another one is another corpus"
 dpkg-deb --fsys-tarfile "$new/unpacked/"*.deb | tar -xO "./usr/src/$package.tar.xz" | tar -xJ -C "$new/unpacked"
 cd "$new/unpacked/$package"
 
