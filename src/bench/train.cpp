@@ -73,7 +73,7 @@ class Steps {
                  {.schedule = {.peak = 1e-5, .minimum = 1e-5},
                   .adamw = {},
                   .max_grad_norm = 1,
-                  .graph = x.cuda_graph},
+                  .graph = train::repeats_steps(x.cuda_graph, model, x.length, x.batch * x.length)},
                  ranks, shard),
         batches_(random_batches(x, model.config().vocab_size, shard), 0, 2 * x.micro_batches, !device.is_cpu()),
         lag_(device.is_cpu() ? 0 : 1) {}
@@ -128,8 +128,7 @@ TrainMeasurement measurement_of(const TrainOptions& x) {
           .sequence_ranks = x.sequence_ranks,
           .precision = x.precision,
           .device = x.device,
-          .activation_checkpointing = x.activation_checkpointing,
-          .cuda_graph = x.cuda_graph};
+          .activation_checkpointing = x.activation_checkpointing};
 }
 
 }  // namespace
@@ -152,6 +151,8 @@ TrainMeasurement bench_train(const TrainOptions& options) {
   model.init(x.seed);
 
   TrainMeasurement m = measurement_of(x);
+  m.cuda_graph = !device.is_cpu() && ranks.size() == 1 &&
+                 train::repeats_steps(x.cuda_graph, model, x.length, x.batch * x.length);
   Steps steps(x, model, device, ranks, train::split_sequences(x.sequence_ranks, ranks));
   steps.run(x.warm_up);
   const double waited_before = steps.waited_ms();

@@ -21,7 +21,7 @@ struct TrainOptions {
   std::string device = "cpu";
   std::string precision = "bf16";  ///< float32, bf16, float64
   int64_t sequence_ranks = 1;      ///< so many ranks hold their sequences together
-  bool cuda_graph = false;         ///< steps repeated as a CUDA graph
+  std::string cuda_graph = "auto";  ///< on, off: whether one GPU repeats the step as a CUDA graph
   int64_t steps = 10;              ///< that are timed
   int64_t warm_up = 3;             ///< steps before them; with a CUDA graph the third is recorded
   int64_t threads = 0;             ///< 0: as many as there are cores
@@ -36,7 +36,7 @@ struct TrainMeasurement {
   bool log_spaced = false;
   int64_t T = 0, B = 0, micro_batches = 1, ranks = 1, sequence_ranks = 1;
   std::string precision = {}, device = {}, activation_checkpointing = {};
-  bool cuda_graph = false;
+  bool cuda_graph = false;  ///< whether steps were repeated as a CUDA graph
   double tokens_per_s = 0;  ///< of all ranks together
   double ms = 0;            ///< of a step, median
   double ms_spread = 0;     ///< distance of the quartiles

@@ -51,7 +51,9 @@ void register_bench_train(CLI::App& bench) {
   command->add_flag("--prune", x.prune, "Adaptive pruning, tolerance e^-10");
   command->add_option("--activation-checkpointing", x.activation_checkpointing, "none, mlp or full")
       ->capture_default_str();
-  command->add_flag("--cuda-graph", x.cuda_graph, "Repeat the step as a CUDA graph (one GPU)");
+  command->add_option("--cuda-graph", x.cuda_graph, "Repeat the step as a CUDA graph (one GPU): auto, on or off")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->capture_default_str();
   command->add_option("--precision", x.precision, "bf16 (float32 masters), float32 or float64")->capture_default_str();
   command->add_option("--device", x.device, "cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--steps", x.steps, "Steps that are timed")->check(CLI::PositiveNumber)->capture_default_str();

@@ -76,7 +76,7 @@ void visit(TrainConfig& c, Visitor&& key) {
   key("deterministic", c.deterministic);
   key("threads", c.threads, Range::between(0, 4096));
   key("device", c.device);
-  key("cuda_graph", c.cuda_graph);
+  key.choice("cuda_graph", c.cuda_graph, {"auto", "on", "off"});
   key("max_bad_steps", c.max_bad_steps, Range::at_least(1));
   key("shard_optimizer", c.shard_optimizer);
   key("rank_timeout_s", c.rank_timeout_s, Range::between(1, 86400));

@@ -38,7 +38,7 @@ struct TrainConfig {
   bool deterministic = false;                     // the same bits each time on a GPU too
   int64_t threads = 0;                            // 0: all cores
   std::string device = "cpu";
-  bool cuda_graph = false;    // on one GPU: repeat the step as a CUDA graph, for small models
+  std::string cuda_graph = "auto";  // "on", "off": whether one GPU repeats the step as a CUDA graph
   int64_t max_bad_steps = 5;  // stop after this many consecutive non-finite steps
   // Of several ranks (torchrun):
   bool shard_optimizer = true;   // each keeps the optimizer's state of its share of the parameters only

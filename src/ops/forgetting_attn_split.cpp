@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "ops/common.h"
 #include "ops/forgetting_attn_call.h"
+#include "ops/head_runs.h"
 #include "ops/held_shard.h"
 #include "ops/key_exchange.h"
 
@@ -69,24 +70,20 @@ struct SplitCall {
     plan = plan_keys(gates.log_f_BTH, options, shard, in.q.size(1), in.k.size(2));
   }
 
-  /// Indices of the query heads that belong to a slice.
-  at::Tensor query_heads(const KeySlice& slice, at::Device device) const {
-    const auto first = at::tensor(slice.kv_heads, at::kLong) * group;
-    return (first.unsqueeze(1) + at::arange(group, at::kLong)).flatten().to(device);
-  }
+  HeadRuns query_heads(const KeySlice& slice) const { return HeadRuns(slice.kv_heads, group); }
   /// What the queries of the chunk in `slot` see.
   KeyRange seen(const KeySlice& slice, int64_t slot) const {
     const int64_t chunk = shard.chunk(shard.rank(), slot);
     return {slice.first[chunk], (chunk + 1) * plan.chunk_len};
   }
-  OptionalTensor gates_of(const KeyRange& range, const at::Tensor& heads) const {
+  OptionalTensor gates_of(const KeyRange& range, const HeadRuns& heads) const {
     if (!gates.log_f_BTH) return std::nullopt;
-    return gates.log_f_BTH->narrow(1, range.begin, range.size()).index_select(2, heads);
+    return heads.of(gates.log_f_BTH->narrow(1, range.begin, range.size()), 2);
   }
   /// So that a range of keys is pruned by the rule of the whole sequence: it has ln T in it.
-  ForgettingAttnOptions options_of(const KeyRange& range, const at::Tensor& heads) const {
+  ForgettingAttnOptions options_of(const KeyRange& range, const HeadRuns& heads) const {
     auto own = options;
-    if (own.logit_bound) own.logit_bound = own.logit_bound->index_select(0, heads);
+    if (own.logit_bound) own.logit_bound = heads.of(*own.logit_bound, 0);
     if (own.log_pruning_tolerance) {
       const auto length = static_cast<double>(plan.chunk_len * shard.chunks());
       *own.log_pruning_tolerance += std::log(static_cast<double>(range.size()) / length);
@@ -112,16 +109,16 @@ std::pair<at::Tensor, at::Tensor> split_forward(const SplitCall& split, const at
   const auto o = at::empty(q.sizes(), q.options());
   at::Tensor lse;
   for_each_slice(split, k, v, [&](size_t, const KeySlice& slice, const SliceKeys& keys) {
-    const auto heads = split.query_heads(slice, q.device());
+    const auto heads = split.query_heads(slice);
     for (int64_t slot = 0; slot < SequenceShard::kChunks; ++slot) {
       const auto range = split.seen(slice, slot);
       const auto kv = keys.view(range);
-      const auto [o_slice, lse_slice] = call_forgetting_attn(
-          {SequenceShard::rows(q, slot).index_select(2, heads), kv[0], kv[1], split.gates_of(range, heads)},
-          split.options_of(range, heads));
+      const auto [o_slice, lse_slice] =
+          call_forgetting_attn({heads.of(SequenceShard::rows(q, slot), 2), kv[0], kv[1], split.gates_of(range, heads)},
+                               split.options_of(range, heads));
       if (!lse.defined()) lse = at::empty({q.size(0), q.size(2), q.size(1)}, lse_slice.options());
-      SequenceShard::rows(o, slot).index_copy_(2, heads, o_slice);
-      SequenceShard::rows(lse, slot).index_copy_(1, heads, lse_slice);
+      heads.put(SequenceShard::rows(o, slot), 2, o_slice);
+      heads.put(SequenceShard::rows(lse, slot), 1, lse_slice);
     }
   });
   if (split.gates.poison.defined()) o.add_(split.gates.poison);
@@ -137,24 +134,23 @@ ForgettingAttnGradients split_backward(const SplitCall& split, const at::Tensor&
   at::Tensor d_log_f;  // of all gates, as far as this rank's queries go
   if (in.log_f) d_log_f = at::zeros_like(*split.gates.log_f_BTH);
   for_each_slice(split, in.k, in.v, [&](size_t number, const KeySlice& slice, const SliceKeys& keys) {
-    const auto heads = split.query_heads(slice, in.q.device());
+    const auto heads = split.query_heads(slice);
+    const HeadRuns kv_heads(slice.kv_heads);
     const SliceKeys grads{keys.begin, at::zeros_like(keys.kv_TB2HD, keys.kv_TB2HD.options().dtype(sum_type))};
     for (int64_t slot = 0; slot < SequenceShard::kChunks; ++slot) {
       const auto range = split.seen(slice, slot);
       const auto kv = keys.view(range), grad_kv = grads.view(range);
       const auto [dq_slice, dk_slice, dv_slice, d_log_f_slice] = call_forgetting_attn_backward(
-          rows(grad_o, slot).index_select(2, heads),
-          {rows(in.q, slot).index_select(2, heads), kv[0], kv[1], split.gates_of(range, heads)},
-          rows(o, slot).index_select(2, heads), rows(lse, slot).index_select(1, heads), split.options_of(range, heads));
-      rows(dq, slot).index_copy_(2, heads, dq_slice);
+          heads.of(rows(grad_o, slot), 2), {heads.of(rows(in.q, slot), 2), kv[0], kv[1], split.gates_of(range, heads)},
+          heads.of(rows(o, slot), 2), heads.of(rows(lse, slot), 1), split.options_of(range, heads));
+      heads.put(rows(dq, slot), 2, dq_slice);
       grad_kv[0].add_(dk_slice);
       grad_kv[1].add_(dv_slice);
-      if (in.log_f) d_log_f.narrow(1, range.begin, range.size()).index_add_(2, heads, d_log_f_slice);
+      if (in.log_f) heads.add(d_log_f.narrow(1, range.begin, range.size()), 2, d_log_f_slice);
     }
     const auto own = return_gradients(grads, split.plan, number, split.shard, type).to(type);
-    const auto kv_heads = at::tensor(slice.kv_heads, at::kLong).to(in.k.device());
-    dk.index_copy_(2, kv_heads, own[0]);
-    dv.index_copy_(2, kv_heads, own[1]);
+    kv_heads.put(dk, 2, own[0]);
+    kv_heads.put(dv, 2, own[1]);
   });
   if (!in.log_f) return {dq, dk, dv, d_log_f};
   split.shard.group().all_reduce(d_log_f).wait();

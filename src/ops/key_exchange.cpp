@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "ops/head_runs.h"
+
 namespace fox::ops {
 namespace {
 
@@ -50,12 +52,12 @@ dist::Transfer exchange(const SequenceShard& shard, const std::vector<at::Tensor
 KeyExchange::KeyExchange(const KeyPlan& plan, size_t number, const SequenceShard& shard, const at::Tensor& k,
                          const at::Tensor& v) {
   const KeySlice& slice = plan.slices[number];
-  const auto heads = at::tensor(slice.kv_heads, at::kLong).to(k.device());
+  const HeadRuns heads(slice.kv_heads);
   keys_ = make_room(plan, slice, shard, k.size(0) / SequenceShard::kChunks, k.size(3), k.options());
   for (int64_t slot = 0; slot < SequenceShard::kChunks; ++slot) {
     const auto room = keys_.view(range_of(plan, shard.chunk(shard.rank(), slot)));
-    room[0].copy_(SequenceShard::rows(k, slot).index_select(2, heads));
-    room[1].copy_(SequenceShard::rows(v, slot).index_select(2, heads));
+    room[0].copy_(heads.of(SequenceShard::rows(k, slot), 2));
+    room[1].copy_(heads.of(SequenceShard::rows(v, slot), 2));
   }
   for (int64_t round = 1; round < shard.ranks(); ++round) {
     const auto [to, from] = neighbours(shard, round);

@@ -20,18 +20,19 @@ at::Tensor first_unpruned(const at::Tensor& log_f_BTH, const ForgettingAttnOptio
                           int64_t kv_heads) {
   const int64_t length = log_f_BTH.size(1), heads = log_f_BTH.size(2), chunk_len = length / chunks;
   const auto index = log_f_BTH.options().dtype(at::kLong);
-  const auto sum_BTH = log_f_BTH.to(at::kDouble).clamp_min(kResetGate).cumsum(1);
+  // Time last: along any other dimension a GPU adds up one number after another.
+  const auto sum_BHT = log_f_BTH.transpose(1, 2).to(at::kDouble).clamp_min(kResetGate).contiguous().cumsum(2);
   const auto begin_C = at::arange(chunks, index) * chunk_len;
   const auto last_N = at::arange(kKeyBlock - 1, length, kKeyBlock, index);
   const auto bound_H = options.logit_bound->to(at::kDouble) * (1 + 1e-4);
   const auto threshold_H = -2 * bound_H - std::log(static_cast<double>(length)) + *options.log_pruning_tolerance;
   const auto before_CN = last_N < begin_C.unsqueeze(1);
-  const auto last_sum_BNH = sum_BTH.index_select(1, last_N);
+  const auto last_sum_BHN = sum_BHT.index_select(2, last_N);
   std::vector<at::Tensor> blocks;
-  for (int64_t c = 0; c < chunks; ++c) {  // one at a time: (chunks, B, N, H) would be large
-    const auto decay_BNH = sum_BTH.narrow(1, c * chunk_len, 1) - last_sum_BNH;
-    const auto pruned_BNH = (decay_BNH < threshold_H) & before_CN[c].unsqueeze(1);
-    blocks.push_back(pruned_BNH.sum(1).amin(0));
+  for (int64_t c = 0; c < chunks; ++c) {  // one at a time: (chunks, B, H, N) would be large
+    const auto decay_BHN = sum_BHT.narrow(2, c * chunk_len, 1) - last_sum_BHN;
+    const auto pruned_BHN = (decay_BHN < threshold_H.unsqueeze(1)) & before_CN[c];
+    blocks.push_back(pruned_BHN.sum(2).amin(0));
   }
   return kKeyBlock * at::stack(blocks).view({chunks, kv_heads, heads / kv_heads}).amin(-1);
 }
@@ -76,6 +77,7 @@ KeyPlan plan_keys(const std::optional<at::Tensor>& log_f_BTH, const ForgettingAt
   for (int64_t s = 0; s < slices; ++s) {
     KeySlice slice;
     slice.kv_heads.assign(order.begin() + s * kv_heads / slices, order.begin() + (s + 1) * kv_heads / slices);
+    std::sort(slice.kv_heads.begin(), slice.kv_heads.end());  // neighbours are taken together (HeadRuns)
     for (int64_t c = 0; c < chunks; ++c) {
       int64_t lowest = c * chunk_len;
       for (const int64_t h : slice.kv_heads) lowest = std::min(lowest, first[c][h]);

@@ -21,8 +21,8 @@ struct KeyRange {
 
 /// Some key heads, whose keys and values travel together.
 struct KeySlice {
-  std::vector<int64_t> kv_heads;
-  std::vector<int64_t> first;  ///< of each chunk of queries: the first key that one of its queries may weigh
+  std::vector<int64_t> kv_heads;  ///< ascending
+  std::vector<int64_t> first;     ///< of each chunk of queries: the first key that one of its queries may weigh
 };
 
 struct KeyPlan {

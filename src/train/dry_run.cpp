@@ -50,7 +50,7 @@ DryRun dry_run(RunConfig config, const std::optional<std::filesystem::path>& ini
   const CorpusFiles files = find_corpus_files(config.data);
   fit_vocabulary(config.model, make_tokenizer(config.data));
   model::LanguageModel model = make_model(config, init_from);
-  Trainer trainer(model, trainer_options(config.train));
+  Trainer trainer(model, trainer_options(config, model));
 
   DryRun result;
   result.parameters = model.count_parameters().total;

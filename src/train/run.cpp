@@ -133,7 +133,7 @@ Run::Run(const RunConfig& config, data::Tokenizer tokenizer, const dist::Process
       share_(share_of_step(config_, ranks_.rank(), ranks_.size())),
       shard_(split_sequences(config_.train.sequence_ranks, ranks_)),
       model_(make_model(config_, leader_ ? leader_->directory.init_from() : std::nullopt)),
-      trainer_(model_, trainer_options(config_.train), ranks_, shard_),
+      trainer_(model_, trainer_options(config_, model_), ranks_, shard_),
       lag_(model_.parameters().front().tensor.is_cpu() ? 0 : 1) {
   if (!leader_) return;
   writer_ = std::make_unique<CheckpointWriter>(leader_->checkpoints,

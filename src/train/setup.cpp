@@ -58,12 +58,22 @@ void place_model(model::LanguageModel& model, at::Device device, const std::stri
   model.set_recompute(found->second);
 }
 
-TrainerOptions trainer_options(const TrainConfig& config) {
-  return {.schedule = {config.lr, config.min_lr, config.warmup_tokens, config.max_tokens},
-          .adamw = {config.beta1, config.beta2, config.eps, config.weight_decay},
-          .max_grad_norm = config.max_grad_norm,
-          .shard_optimizer = config.shard_optimizer,
-          .graph = config.cuda_graph};
+bool repeats_steps(const std::string& cuda_graph, const model::LanguageModel& model, int64_t context, int64_t tokens) {
+  if (cuda_graph != "auto") return cuda_graph == "on";
+  // One H200: 1.4 to 2 ms a layer (docs/training.md); FLOP/s that a whole step reaches.
+  constexpr double kLaunchSeconds = 1.4e-3, kFlops = 4e14;
+  const double launching = kLaunchSeconds * static_cast<double>(model.config().num_hidden_layers);
+  const double computing = 3 * model.flops_per_token(context) * static_cast<double>(tokens) / kFlops;
+  return computing < 2 * launching;
+}
+
+TrainerOptions trainer_options(const RunConfig& config, const model::LanguageModel& model) {
+  const TrainConfig& x = config.train;
+  return {.schedule = {x.lr, x.min_lr, x.warmup_tokens, x.max_tokens},
+          .adamw = {x.beta1, x.beta2, x.eps, x.weight_decay},
+          .max_grad_norm = x.max_grad_norm,
+          .shard_optimizer = x.shard_optimizer,
+          .graph = repeats_steps(x.cuda_graph, model, config.data.context, x.micro_batch_tokens)};
 }
 
 int64_t total_steps(const TrainConfig& config) {

@@ -29,7 +29,12 @@ model::LanguageModel make_model(const RunConfig& config, const std::optional<std
 void place_model(model::LanguageModel& model, at::Device device, const std::string& precision,
                  const std::string& activation_checkpointing);
 
-TrainerOptions trainer_options(const TrainConfig& config);
+/// Whether steps are to be repeated as a CUDA graph (train.cuda_graph): "auto" does where launching a forward and
+/// backward pass of `tokens` in contexts of `context` takes the host nearly as long as computing them takes a GPU. A
+/// larger model gains nothing and would keep the memory of its activations while it evaluates.
+bool repeats_steps(const std::string& cuda_graph, const model::LanguageModel& model, int64_t context, int64_t tokens);
+
+TrainerOptions trainer_options(const RunConfig& config, const model::LanguageModel& model);
 
 /// Steps until max_tokens are read.
 int64_t total_steps(const TrainConfig& config);

@@ -1,5 +1,5 @@
-// When a step is run, recorded and replayed, and what it reads; with a graph of the host's that only keeps count. That a
-// CUDA graph gives the bits of the steps themselves is for tools/gpu/check_training.py.
+// When a step is run, recorded and replayed, and what it reads; with a graph of the host's that only keeps count. That
+// a CUDA graph gives the bits of the steps themselves is for tools/gpu/check_training.py.
 #include "train/step_graph.h"
 
 #include <ATen/ATen.h>
