@@ -43,6 +43,10 @@ template <int kPending>
 __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
+/// Arrives on an mbarrier when all that this thread has copied so far is there.
+__device__ __forceinline__ void copy_arrive(uint64_t* bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(ptx::smem_u32(bar)) : "memory");
+}
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -190,6 +194,11 @@ __device__ __forceinline__ void put_through(Tile<kCols> x, int m, int n, const f
     if (row < valid) *reinterpret_cast<uint4*>(to + row * stride + piece * 8) = load_shared_16(x.at(row, piece));
   }
   __syncwarp();
+}
+
+/// An A operand into shared memory; the address is that of a_rows.
+__device__ __forceinline__ void put_a(uint32_t address, const uint32_t (&a)[4]) {
+  ptx::stmatrix_x4(address, a[0], a[1], a[2], a[3]);
 }
 
 /// Sum over the four lanes of an accumulator's row.

@@ -6,83 +6,14 @@
 //   backward  dN from the outputs for all chunks; the scan in reverse, dN += k dS, dS += qᵀ do / √D - Wᵀ dN; the rest
 //             for all chunks at once: dW = -dN Sᵀ, d(beta k) = Tᵀ dW, d(beta v) = Tᵀ dN,
 //             dL = -(d(beta k) Wᵀ + d(beta v) Uᵀ) below the diagonal.
-// In the scans two warps own 16 columns of the state, half of its rows (keys) each, and keep them, transposed, in
-// registers: Sᵀ (16 × D) as accumulators is, packed, the A operand of SᵀWᵀ, and what that gives the A operand of Nᵀk.
-// Of SᵀWᵀ each warp has the share of its keys; they exchange their sums once a step. States are stored transposed,
-// (value, key).
+// The scan is in delta_net_scan.cuh. States are stored transposed, (value, key).
 
-#include "kernels/cuda/chunk_tile.cuh"
-#include "kernels/cuda/delta_net.h"
+#include "kernels/cuda/delta_net_scan.cuh"
 
 namespace fox::cuda {
 namespace {
 
-struct Args {
-  DeltaNetParams p;
-  DeltaNetGradients g;
-  bf16* o;
-  float* last;
-  // (B, H, chunks, 64, D), as tiles lie in shared memory; inverse (B, H, chunks, 64, 64), or nullptr; states (B, H,
-  // chunks, D, D), values first
-  bf16 *w, *u, *k, *q, *dn, *inverse, *before, *behind;
-  int64_t chunks;
-};
-
-/// The chunk that a block works on.
-template <int kD>
-struct Place {
-  int b, h, valid;
-  int64_t chunk, t0, index;  // index: of the chunk among all
-
-  __device__ __forceinline__ Place(const Args& a, int64_t sequence, int64_t c) : chunk(c), t0(c * kChunk) {
-    b = static_cast<int>(sequence / a.p.heads), h = static_cast<int>(sequence % a.p.heads);
-    valid = static_cast<int>(min(int64_t(kChunk), a.p.length - t0));
-    index = sequence * a.chunks + c;
-  }
-  __device__ __forceinline__ const bf16* at(const HeadTensor<bf16>& x) const {
-    return x.data + b * x.batch + t0 * x.time + h * x.head;
-  }
-  __device__ __forceinline__ int64_t packed(const Args& a) const {
-    return ((b * a.p.length + t0) * a.p.heads + h) * kD;
-  }
-  __device__ __forceinline__ int64_t tile() const { return index * kChunk * kD; }
-  __device__ __forceinline__ int64_t state() const { return index * kD * kD; }
-  __device__ __forceinline__ float beta(const Args& a, int row) const {
-    return row < valid ? a.p.beta[(b * a.p.length + t0 + row) * a.p.heads + h] : 0.f;
-  }
-};
-
-template <int kD>
-constexpr float kScale = kD == 128 ? 0.08838834764831845f : 0.125f;
-
-template <int kRows, int kThreads, int kD>
-__device__ __forceinline__ void load_packed(Tile<kD> to, const bf16* from) {
-  load_tile<kRows, kThreads>(to, from, kD, kRows);
-}
-
-/// A tile to or from global memory as it lies in shared memory, swizzled: the scans fetch it by one bulk copy.
-template <int kThreads, int kD>
-__device__ __forceinline__ void load_image(Tile<kD> to, const bf16* from) {
-#pragma unroll
-  for (int i = threadIdx.x; i < kChunk * kD / 8; i += kThreads) copy_async(to.base + i * 16, from + i * 8, true);
-}
-template <int kThreads, int kD>
-__device__ __forceinline__ void store_image(Tile<kD> x, bf16* to) {
-#pragma unroll
-  for (int i = threadIdx.x; i < kChunk * kD / 8; i += kThreads)
-    reinterpret_cast<uint4*>(to)[i] = load_shared_16(x.base + i * 16);
-}
-/// A warp's accumulators into an image, through its own part of tile x.
-template <int kTiles, int kD>
-__device__ __forceinline__ void put_image(Tile<kD> x, int m, int n, const float (&d)[kTiles][4], bf16* to) {
-  put(x, m, n, d);
-  __syncwarp();
-#pragma unroll
-  for (int i = lane_id(); i < 16 * kTiles; i += 32) {
-    const uint32_t at = x.at(m + i / kTiles, n / 8 + i % kTiles);
-    reinterpret_cast<uint4*>(to)[(at - x.base) / 16] = load_shared_16(at);
-  }
-}
+using namespace delta_net;
 
 // --------------------------------------------------------------------------------------------------------- prepare
 template <int kD>
@@ -170,211 +101,6 @@ __global__ void __launch_bounds__(128) prepare_kernel(const __grid_constant__ Ar
   put_image(v, 16 * warp, 0, u, a.u + place.tile());
 }
 
-// ------------------------------------------------------------------------------------------------------------ scan
-constexpr int kSplit = 2;
-
-/// A thread block's columns of the state. 16 a block spread a few sequences over the whole GPU; 32 share what is
-/// loaded.
-template <int kColumns>
-constexpr int kScanThreads = kColumns / 16 * 32 * kSplit;
-
-/// A tile of kColumns values (16 or 32) of 64 tokens: several rows share a line of 128 bytes.
-template <int kColumns>
-struct Slice {
-  static constexpr int kBytes = kChunk * kColumns * 2, kPieces = kColumns / 8;
-  uint32_t base;
-  __device__ __forceinline__ uint32_t at(int row, int piece) const {
-    return base + row * 16 * kPieces + ((piece ^ (row * kPieces / 8 & (kPieces - 1))) << 4);
-  }
-  /// From rows in global memory, and from the columns of a tile's image.
-  __device__ __forceinline__ void load(const bf16* from, int64_t stride, int valid) const {
-#pragma unroll
-    for (int i = threadIdx.x; i < kChunk * kPieces; i += kScanThreads<kColumns>) {
-      const int row = i / kPieces, piece = i % kPieces;
-      copy_async(at(row, piece), from + (row < valid ? row * stride + piece * 8 : 0), row < valid);
-    }
-  }
-  template <int kD>
-  __device__ __forceinline__ void load_image(const bf16* from, int first_column) const {
-    constexpr Tile<kD> image{0};
-#pragma unroll
-    for (int i = threadIdx.x; i < kChunk * kPieces; i += kScanThreads<kColumns>) {
-      const int row = i / kPieces, piece = i % kPieces;
-      copy_async(at(row, piece), from + image.at(row, first_column / 8 + piece) / 2, true);
-    }
-  }
-  /// A operand: transpose of 16 tokens from k, 16 columns from m.
-  __device__ __forceinline__ void a_columns(uint32_t (&a)[4], int k, int m) const {
-    load_matrices_transposed(a, at(k + lane_id() / 16 * 8 + lane_id() % 8, m / 8 + lane_id() / 8 % 2));
-  }
-};
-
-/// A warp's part of Sᵀ as accumulators: 16 values from `column`, keys from `key` on.
-template <int kD>
-struct StateRows {
-  float s[kD / kSplit / 8][4];
-
-  /// Where an entry stands in (D, D), keys first.
-  __device__ __forceinline__ static int place(int n, int e, int column, int key) {
-    return (key + 8 * n + 2 * (lane_id() % 4) + e % 2) * kD + column + lane_id() / 4 + e / 2 * 8;
-  }
-  __device__ __forceinline__ void read(const float* from, int column, int key) {
-#pragma unroll
-    for (int n = 0; n < kD / kSplit / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[n][e] = from ? from[place(n, e, column, key)] : 0.f;
-  }
-  __device__ __forceinline__ void write(float* to, int column, int key) const {
-#pragma unroll
-    for (int n = 0; n < kD / kSplit / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) to[place(n, e, column, key)] = s[n][e];
-  }
-};
-
-template <int kD, int kColumns, bool kBackwards>
-struct ScanSmem {
-  // Forward: k, W, and a slice of U. Backward: k, W, q, and slices of dN and do.
-  static constexpr int kTiles = kBackwards ? 3 : 2, kSlices = kBackwards ? 2 : 1, kStages = kBackwards ? 3 : 4;
-  static constexpr int kStageBytes = kTiles * Tile<kD>::kBytes + kSlices * Slice<kColumns>::kBytes;
-  static constexpr int kStaging = kStages * kStageBytes;  // the state on its way out
-  static constexpr int kSums = kStaging + kColumns * Tile<kD>::kRowBytes;
-  static constexpr int kBytes = kSums + kScanThreads<kColumns> * 8 * 16;
-};
-
-/// Adds what the other warp of the 16 columns has; `sums`: 8 × 16 bytes a thread of the block.
-template <int kThreads>
-__device__ __forceinline__ void exchange(float (&n)[8][4], char* sums) {
-  auto* own = reinterpret_cast<float4*>(sums) + threadIdx.x;
-  const auto* other = reinterpret_cast<const float4*>(sums) + (threadIdx.x ^ 32);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) own[i * kThreads] = make_float4(n[i][0], n[i][1], n[i][2], n[i][3]);
-  ptx::named_barrier_sync(1 + threadIdx.x / 64, 64);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float4 x = other[i * kThreads];
-    n[i][0] += x.x, n[i][1] += x.y, n[i][2] += x.z, n[i][3] += x.w;
-  }
-}
-
-template <int kD, int kColumns, bool kBackwards>
-__global__ void __launch_bounds__(kScanThreads<kColumns>, 1) scan_kernel(const __grid_constant__ Args a) {
-  extern __shared__ __align__(128) char smem[];
-  using S = ScanSmem<kD, kColumns, kBackwards>;
-  constexpr int kKeys = kD / kSplit;
-  const int block = threadIdx.x / 64, split = threadIdx.x / 32 % kSplit, key = split * kKeys;
-  const int first_column = blockIdx.x * kColumns, column = first_column + 16 * block;
-  const int64_t sequence = blockIdx.y;
-  const uint32_t base = ptx::smem_u32(smem);
-  const auto tile = [&](int64_t i, int n) {
-    return Tile<kD>{base + static_cast<uint32_t>(i % S::kStages) * S::kStageBytes + n * Tile<kD>::kBytes};
-  };
-  const auto slice = [&](int64_t i, int n) {
-    return Slice<kColumns>{tile(i, S::kTiles).base + n * Slice<kColumns>::kBytes};
-  };
-  const Tile<kD> staging{base + S::kStaging};
-  __shared__ uint64_t arrived[S::kStages];
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < S::kStages; ++i) ptx::mbarrier_init(&arrived[i], 1);
-    ptx::fence_barrier_init();
-  }
-  __syncthreads();
-  const auto place = [&](int64_t i) { return Place<kD>(a, sequence, kBackwards ? a.chunks - 1 - i : i); };
-  // Whole tiles by the copy engine, slices by the threads.
-  const auto load = [&](int64_t i) {
-    if (i < a.chunks) {
-      const auto at = place(i);
-      if (threadIdx.x == 0) {
-        uint64_t* bar = &arrived[i % S::kStages];
-        ptx::mbarrier_arrive_expect_tx(bar, S::kTiles * Tile<kD>::kBytes);
-        const bf16* from[3] = {a.k, a.w, a.q};
-#pragma unroll
-        for (int n = 0; n < S::kTiles; ++n)
-          ptx::bulk_load(smem + (tile(i, n).base - base), from[n] + at.tile(), Tile<kD>::kBytes, bar);
-      }
-      if constexpr (kBackwards) {
-        slice(i, 0).template load_image<kD>(a.dn + at.tile(), first_column);
-        slice(i, 1).load(a.g.d_o + at.packed(a) + first_column, a.p.heads * kD, at.valid);
-      } else {
-        slice(i, 0).template load_image<kD>(a.u + at.tile(), first_column);
-      }
-    }
-    copy_commit();
-  };
-  StateRows<kD> state;
-  const float* from = kBackwards ? a.g.dlast : a.p.first;
-  state.read(from ? from + sequence * kD * kD : nullptr, column, key);
-  for (int64_t i = 0; i < S::kStages - 1; ++i) load(i);
-  for (int64_t i = 0; i < a.chunks; ++i) {
-    copy_wait<S::kStages - 2>();
-    ptx::mbarrier_wait(&arrived[i % S::kStages], i / S::kStages % 2);
-    __syncthreads();
-    load(i + S::kStages - 1);
-    uint32_t packed[kKeys / 16][4];
-#pragma unroll
-    for (int c = 0; c < kKeys / 16; ++c) pack_a(packed[c], state.s[2 * c], state.s[2 * c + 1]);
-    // Nᵀ = Uᵀ - SᵀWᵀ, or dNᵀ += dSᵀkᵀ.
-    const Tile<kD> k = tile(i, 0), w = tile(i, 1);
-    float n[8][4];
-    clear(n);
-    if (split == 0) {
-#pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        uint32_t f[4];
-        slice(i, 0).a_columns(f, 16 * t, 16 * block);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          n[2 * t + e / 2][e % 2 * 2] = low_of(f[e]);
-          n[2 * t + e / 2][e % 2 * 2 + 1] = high_of(f[e]);
-        }
-      }
-    }
-#pragma unroll
-    for (int c = 0; c < kKeys / 16; ++c) {
-      uint32_t f[4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) f[e] = kBackwards ? packed[c][e] : negated(packed[c][e]);
-      mma_rows(n, f, kBackwards ? k : w, 0, key + 16 * c);
-    }
-    // dSᵀ += doᵀq / √D does not wait for the other warp.
-    if constexpr (kBackwards) {
-#pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        uint32_t f[4];
-        slice(i, 1).a_columns(f, 16 * t, 16 * block);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) f[e] = scaled(f[e], kScale<kD>, kScale<kD>);
-        mma_columns(state.s, f, tile(i, 2), 16 * t, key);
-      }
-    }
-    exchange<kScanThreads<kColumns>>(n, smem + S::kSums);
-    // Sᵀ += Nᵀk, or dSᵀ -= dNᵀW.
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      uint32_t f[4];
-      pack_a(f, n[2 * t], n[2 * t + 1]);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) f[e] = kBackwards ? negated(f[e]) : f[e];
-      mma_columns(state.s, f, kBackwards ? w : k, 16 * t, key);
-    }
-    // The state before the chunk (behind it, in reverse) goes out while the products run.
-    const int row = 16 * block, piece = key / 8;
-#pragma unroll
-    for (int c = 0; c < kKeys / 8; ++c) {
-      store_shared(staging.at(row + lane_id() / 4, piece + c) + 4 * (lane_id() % 4), packed[c / 2][c % 2 * 2]);
-      store_shared(staging.at(row + lane_id() / 4 + 8, piece + c) + 4 * (lane_id() % 4), packed[c / 2][c % 2 * 2 + 1]);
-    }
-    __syncwarp();
-    bf16* to = (kBackwards ? a.behind : a.before) + place(i).state() + int64_t(column) * kD + key;
-#pragma unroll
-    for (int j = lane_id(); j < 2 * kKeys; j += 32) {
-      const int line = j / (kKeys / 8), at = j % (kKeys / 8);
-      *reinterpret_cast<uint4*>(to + line * kD + at * 8) = load_shared_16(staging.at(row + line, piece + at));
-    }
-  }
-  state.write((kBackwards ? a.g.dfirst : a.last) + sequence * kD * kD, column, key);
-}
-
 // ------------------------------------------------------------------------------------------------- parallel kernels
 constexpr int kThreads = 256;  // 8 warps: 4 blocks of 16 tokens × 2 halves of the columns
 
@@ -383,7 +109,7 @@ constexpr int kStateBytes = kD* kD * 2;
 
 template <int kD>
 __device__ __forceinline__ void load_state(Tile<kD> to, const bf16* from) {
-  load_packed<kD, kThreads>(to, from);
+  load_tile<kD, kThreads>(to, from, kD, kD);
 }
 
 /// x kᵀ · scale for j <= i, by blocks of 16 tokens whose second index has the parity of this warp's half.
@@ -504,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, 2) dwritten_kernel(const __grid_cons
   copy_wait<0>();
   __syncthreads();
   put_products(weights, q, k, rb, half, kScale<kD>);
-  store_image<kThreads>(q, a.q + place.tile());
+  store_image<kThreads>(q, a.q + place.tile(), kScale<kD>);
   __syncthreads();
   float dn[kD / 16][4];
   clear(dn);
@@ -772,7 +498,7 @@ Args make_args(const DeltaNetParams& p, void* workspace, bool backward) {
 template <int kD, int kColumns, bool kBackwards>
 cudaError_t launch_scan(const Args& a, cudaStream_t stream) {
   const dim3 grid(kD / kColumns, static_cast<unsigned>(sequences_of(a.p)));
-  return launch(scan_kernel<kD, kColumns, kBackwards>, a, grid, kScanThreads<kColumns>,
+  return launch(scan_kernel<kD, kColumns, kBackwards>, a, grid, kScanThreads,
                 ScanSmem<kD, kColumns, kBackwards>::kBytes, stream);
 }
 
