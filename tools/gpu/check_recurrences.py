@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The linear recurrences (mamba2, hgrn2, delta_net, mamba) on CUDA against float64, and how long they take.
 
-usage: tools/gpu/check_recurrences.py BUILD [--quick] [--out DIR]     BUILD holds libfox.so and libfox_cuda.so
+usage: tools/gpu/check_recurrences.py BUILD [OPERATOR ...] [--quick] [--out DIR]
+       BUILD holds libfox.so and libfox_cuda.so
 
 A case passes if, for the output, the last state and every gradient, err(CUDA) <= 2 err(naive) + a rounding, both against
 float64, in the largest element and in the L2 norm. Naive in bf16: token by token in float32, operands of products (the
@@ -78,8 +79,8 @@ def inputs(name, B, T, H, D, mean=0.0):
 FLOAT32 = {"mamba2": (1, 2, 5), "mamba": (1, 2, 5), "hgrn2": (3,), "delta_net": (3,)}  # whatever the rest is
 
 
-def cases(quick):
-    for name in TARGETS:
+def cases(names, quick):
+    for name in names:
         sizes = (64, 50) if name == "mamba" else (128, 64, 32)
         # Of the matrix products' three sizes the last has no kernel.
         for D, lengths in zip(sizes, [(65, 200)] if quick else [(2, 63, 64, 65, 200), (65, 200), (65,)]):
@@ -91,6 +92,10 @@ def cases(quick):
         yield name, (1, 333, 2, D), {"cu_seqlens": [0, 1, 64, 64, 70, 199, 333]}
         yield name, (3, 150, 2, D), {"seq_start": [0, 70, 149], "no_state": True}
         yield name, (2, 150, 2, D), {"no_state": True}
+        if name == "delta_net":  # a chain of more chunks than are in flight, and one of many sequences
+            yield name, (1, 700, 2, D), {}
+            yield name, (1, 700, 2, D), {"cu_seqlens": [0, 320, 321, 600, 700]}
+            yield name, (12, 200, 2, D), {}
 
 
 def run(function, tensors, state, grads):
@@ -155,10 +160,10 @@ def check_case(name, shape, options, dtype):
     return len(names), failed, worst
 
 
-def check(quick):
+def check(names, quick):
     torch.manual_seed(0)
     ran, failed, worst = 0, [], {}
-    for name, shape, options in cases(quick):
+    for name, shape, options in cases(names, quick):
         dtypes = [torch.bfloat16] + ([] if quick or shape[1] > 65 else [torch.float32, torch.float64])
         for dtype in dtypes:
             count, bad, ratio = check_case(name, shape, options, dtype)
@@ -207,9 +212,9 @@ def bench_case(name, B, T):
             "extra_gib": (torch.cuda.max_memory_allocated() - before) / 2**30}
 
 
-def bench(quick):
+def bench(names, quick):
     lines = []
-    for name in TARGETS:
+    for name in names:
         for B, T in [(1, 16384)] if quick else [(1, 16384), (32, 2048), (8, 8192), (2, 32768), (1, 65536)]:
             lines.append(bench_case(name, B, T))
             print(json.dumps(lines[-1]))
@@ -220,15 +225,18 @@ def bench(quick):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build")
+    parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(TARGETS)} (default: all)")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out")
     arguments = parser.parse_args()
     load(os.path.abspath(arguments.build))
-    result = check(arguments.quick)
-    lines = bench(arguments.quick)
+    names = arguments.operators or list(TARGETS)
+    result = check(names, arguments.quick)
     if arguments.out:
         with open(os.path.join(arguments.out, "recurrences_check.json"), "w") as f:
             json.dump(result, f, indent=1)
+    lines = bench(names, arguments.quick)
+    if arguments.out:
         with open(os.path.join(arguments.out, "recurrences_bench.jsonl"), "w") as f:
             f.writelines(json.dumps({**line, "device": torch.cuda.get_device_name()}) + "\n" for line in lines)
     return 0 if not result["failed"] else 1
