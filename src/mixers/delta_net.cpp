@@ -37,8 +37,8 @@ at::Tensor DeltaNet::forward(const at::Tensor& x_BTC, const nn::Sequence& sequen
   const auto projected =
       nn::linear_together(x_BTC, {q_proj_.weight, k_proj_.weight, v_proj_.weight, b_proj_.weight}, projections_);
   const auto convolved = [&](const nn::ShortConv& conv, size_t i) {
-    const auto y = conv.forward(projected[i], sequence, memory ? &memory->conv[i] : nullptr);
-    return at::silu(y).unflatten(-1, {config_.num_heads, -1});
+    return conv.forward(projected[i], sequence, memory ? &memory->conv[i] : nullptr)
+        .unflatten(-1, {config_.num_heads, -1});
   };
   const auto q = unit(convolved(q_conv_, 0)), k = unit(convolved(k_conv_, 1)), v = convolved(v_conv_, 2);
   const auto beta = at::sigmoid(ops::cast(projected[3], ops::compute_type(x_BTC.scalar_type())));

@@ -34,7 +34,7 @@ Mamba::Mamba(const ModelConfig& config)
 at::Tensor Mamba::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence, nn::CacheSlot* slot) {
   auto* memory = static_cast<RecurrentSlot*>(slot);
   const auto halves = in_proj_.forward(x_BTC).chunk(2, -1);
-  const auto x_BTI = at::silu(conv_.forward(halves[0], sequence, memory ? &memory->conv[0] : nullptr));
+  const auto x_BTI = conv_.forward(halves[0], sequence, memory ? &memory->conv[0] : nullptr);
   const auto parts = x_proj_.forward(x_BTI).split_with_sizes({rank_, state_size_, state_size_}, -1);
   // Time steps and decays in float32 at least.
   const auto type = ops::compute_type(x_BTC.scalar_type());

@@ -37,7 +37,7 @@ at::Tensor Mamba2::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence
   auto* memory = static_cast<RecurrentSlot*>(slot);
   const auto parts =
       in_proj_.forward(x_BTC).split_with_sizes({inner_, inner_ + 2 * state_size_, config_.num_heads}, -1);
-  const auto convolved = at::silu(conv_.forward(parts[1], sequence, memory ? &memory->conv[0] : nullptr));
+  const auto convolved = conv_.forward(parts[1], sequence, memory ? &memory->conv[0] : nullptr);
   const auto values = convolved.split_with_sizes({inner_, state_size_, state_size_}, -1);
   const auto x_BTHP = values[0].unflatten(-1, {config_.num_heads, config_.ssm_head_dim});
   const auto dt_BTH = time_step(parts[2]);

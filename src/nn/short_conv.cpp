@@ -6,9 +6,9 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "ops/dtypes.h"
 #include "ops/previous_tokens.h"
 #include "ops/recurrence.h"
+#include "ops/short_conv.h"
 
 namespace fox::nn {
 namespace {
@@ -29,31 +29,17 @@ ShortConv::ShortConv(int64_t channels, int64_t taps, bool with_bias)
 }
 
 at::Tensor ShortConv::forward(const at::Tensor& x_BTC, const Sequence& sequence, ShortConvTail* tail) const {
-  const int64_t taps = weight.size(-1), length = x_BTC.size(1);
-  const auto type = ops::compute_type(x_BTC.scalar_type());
-  const auto x = ops::without_padding(ops::cast(x_BTC, type), sequence.padding_of(length));
-  at::Tensor before = tail ? tail->inputs : at::Tensor();
-  if (sequence.shard) before = end_of_previous_chunk(x, taps - 1, sequence);
-  const bool continues = before.defined();
-  if (!continues) before = at::zeros({x.size(0), taps - 1, x.size(2)}, x.options());
-  const auto whole = at::cat({before, x}, 1);
-  if (tail) tail->inputs = whole.narrow(1, length, taps - 1).clone();
-
-  const auto w_KC = ops::cast(weight, type).squeeze(1).t();
-  at::Tensor document_T;
-  if (sequence.cu_seqlens) document_T = ops::document_numbers(sequence.cu_seqlens->to(x.device()), length);
-  const auto y = x * w_KC[taps - 1];
-  for (int64_t s = 1; s < std::min(taps, continues ? taps : length); ++s) {
-    auto shifted = whole.narrow(1, taps - 1 - s, length);
-    if (document_T.defined()) {
-      const auto other = document_T.narrow(0, s, length - s) != document_T.narrow(0, 0, length - s);
-      const auto outside = at::constant_pad_nd(other, {s, 0}, 1);  // there is nothing before the first token
-      shifted = shifted.masked_fill(outside.view({1, length, 1}), 0.0);
-    }
-    y.addcmul_(shifted, w_KC[taps - 1 - s]);  // no gradient needs what y was before
+  const int64_t past = weight.size(-1) - 1, length = x_BTC.size(1);
+  const auto x = ops::without_padding(x_BTC, sequence.padding_of(length));
+  std::optional<at::Tensor> before;
+  if (tail && tail->inputs.defined()) before = tail->inputs;
+  if (sequence.shard) before = end_of_previous_chunk(x, past, sequence);
+  if (tail) {
+    const auto start = before.value_or(at::zeros({x.size(0), past, x.size(2)}, x.options()));
+    tail->inputs = at::cat({start, x}, 1).narrow(1, length, past).clone();
   }
-  if (bias.defined()) y.add_(ops::cast(bias, type));
-  return ops::cast(y, x_BTC.scalar_type());
+  const auto with = bias.defined() ? std::optional(bias) : std::nullopt;
+  return ops::short_conv(x, weight.squeeze(1).t(), with, before, sequence.cu_seqlens);
 }
 
 void ShortConv::init() {

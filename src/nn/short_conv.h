@@ -11,8 +11,8 @@ struct ShortConvTail {
   at::Tensor inputs;
 };
 
-/// A short causal depthwise convolution over time: y_t = b + Σ_s w_{K-1-s} x_{t-s}, with x = 0 before a document's
-/// first token and in left padding. Computed in float32 at least.
+/// A short causal depthwise convolution over time with SiLU (ops/short_conv.h), with x = 0 before a document's first
+/// token and in left padding.
 struct ShortConv {
   at::Tensor weight;  ///< (C, 1, K), the current token's tap last
   at::Tensor bias;    ///< (C,) or undefined

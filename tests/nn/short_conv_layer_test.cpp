@@ -12,7 +12,7 @@ at::Tensor by_conv1d(const ShortConv& conv, const at::Tensor& x_BTC) {
   const int64_t taps = conv.weight.size(-1);
   const auto padded = at::constant_pad_nd(x_BTC.transpose(1, 2), {taps - 1, 0});
   const auto bias = conv.bias.defined() ? std::optional(conv.bias) : std::nullopt;
-  return at::conv1d(padded, conv.weight, bias, 1, at::IntArrayRef{0}, 1, x_BTC.size(2)).transpose(1, 2);
+  return at::silu(at::conv1d(padded, conv.weight, bias, 1, at::IntArrayRef{0}, 1, x_BTC.size(2))).transpose(1, 2);
 }
 
 ShortConv make_conv(int64_t taps, bool with_bias) {
@@ -24,7 +24,7 @@ ShortConv make_conv(int64_t taps, bool with_bias) {
   return conv;
 }
 
-TEST(ShortConv, IsADepthwiseCausalConvolution) {
+TEST(ShortConvLayer, IsADepthwiseCausalConvolutionWithSilu) {
   for (const int64_t taps : {1, 2, 4}) {
     for (const int64_t length : {1, 2, 3, 20}) {
       const auto conv = make_conv(taps, taps == 4);
@@ -34,7 +34,7 @@ TEST(ShortConv, IsADepthwiseCausalConvolution) {
   }
 }
 
-TEST(ShortConv, PiecesContinue) {
+TEST(ShortConvLayer, PiecesContinue) {
   for (const int64_t taps : {1, 4}) {
     const auto conv = make_conv(taps, true);
     const auto x = at::randn({2, 13, 6}, at::kDouble);
@@ -49,7 +49,7 @@ TEST(ShortConv, PiecesContinue) {
   }
 }
 
-TEST(ShortConv, StopsAtDocumentsAndPadding) {
+TEST(ShortConvLayer, StopsAtDocumentsAndPadding) {
   const auto conv = make_conv(4, false);
   const auto x = at::randn({1, 12, 6}, at::kDouble);
   Sequence packed;
@@ -66,7 +66,7 @@ TEST(ShortConv, StopsAtDocumentsAndPadding) {
                      "padding");
 }
 
-TEST(ShortConv, InitialisesAsPyTorchDoes) {
+TEST(ShortConvLayer, InitialisesAsPyTorchDoes) {
   at::manual_seed(4);
   ShortConv conv(5000, 4, true);
   conv.init();
