@@ -3,8 +3,12 @@
 #include <numeric>
 
 #include "kernels/cuda/attn_input.h"
+#include "kernels/cuda/attn_input_walk.cuh"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/vec.cuh"
 
+// Any dtype and head size; what training is made of has kernels of its own (attn_input_walk.cuh).
+//
 // A team of lanes has one head over a run of tokens. A lane holds the same elements of the head's two halves, which is
 // what rotary turns together and two 16-byte loads a token; the mean of squares is a sum over the team's lanes.
 //
@@ -405,7 +409,7 @@ template <class T, class A, class F>
 auto with_layout(const AttnInputParams<T, A>& p, const F& f) {
   constexpr int N = kVec<T>;
   if (!is_wide(p)) return f.template operator()<1, kNarrowPieces, 32>();
-  if constexpr (sizeof(T) == 2) {
+  if constexpr (std::is_same_v<T, __half>) {
     if (p.dim == 64) return f.template operator()<N, 1, 64 / (2 * N)>();
     if (p.dim == 128) return f.template operator()<N, 1, 128 / (2 * N)>();
   }
@@ -447,11 +451,87 @@ struct BackwardLaunch {
   }
 };
 
+/// Whether the kernels of attn_input_walk.cuh take p.
+template <class T, class A>
+bool can_walk(const AttnInputParams<T, A>& p) {
+  if (!std::is_same_v<T, __nv_bfloat16> || !is_wide(p) || (p.dim != 64 && p.dim != 128)) return false;
+  return p.norm ? p.weight != nullptr : (p.shift != nullptr) != (p.cos != nullptr);
+}
+
+/// Calls f.template operator()<kLanes, kShift, kNorm, kRotate>() for the kernel that p takes. Backward is never asked
+/// for a rotation alone, which is a rotation forward.
+template <bool kForward, class F>
+auto with_walk(const walk::Params& p, const F& f) {
+  const auto with_lanes = [&]<int kLanes>() {
+    if (p.shift && p.norm && p.cos) return f.template operator()<kLanes, true, true, true>();
+    if (p.shift && p.norm) return f.template operator()<kLanes, true, true, false>();
+    if (p.shift) return f.template operator()<kLanes, true, false, false>();
+    if constexpr (kForward) {
+      if (!p.norm) return f.template operator()<kLanes, false, false, true>();
+    }
+    if (p.cos) return f.template operator()<kLanes, false, true, true>();
+    return f.template operator()<kLanes, false, true, false>();
+  };
+  return p.dim == 64 ? with_lanes.template operator()<4>() : with_lanes.template operator()<8>();
+}
+
+/// How a walk is launched: every thread that the device holds at once has as many tokens, in runs of a length within
+/// bounds.
+struct WalkLaunch {
+  dim3 grid, threads;
+  int run, shared;
+
+  template <class Kernel>
+  WalkLaunch(Kernel kernel, size_t shared_bytes, const walk::Params& p) : shared(static_cast<int>(shared_bytes)) {
+    constexpr int64_t kShortest = 4, kLongest = 128;
+    const Shape shape = shape_of(p);
+    threads = shape.threads;
+    const int64_t resident = resident_blocks(kernel, threads.x * threads.y, shared_bytes);
+    const int64_t places = std::max<int64_t>(resident * threads.y / (shape.slices * shape.batch), 1);
+    const int64_t tokens = (p.time + places - 1) / places, rounds = (tokens + kLongest - 1) / kLongest;
+    run = static_cast<int>(std::max(kShortest, (tokens + rounds - 1) / rounds));
+    grid = dim3(shape.along(p.time, run, resident), shape.slices, shape.batch);
+  }
+};
+
+// A template, so that the other dtypes' files do not compile these kernels too.
+template <class T>
+cudaError_t walk_forward(const AttnInputParams<T, float>& p, T* y, cudaStream_t stream) {
+  return with_walk<true>(p, [&]<int kLanes, bool kShift, bool kNorm, bool kRotate>() {
+    const auto kernel = walk::forward<kLanes, kShift, kNorm, kRotate>;
+    const WalkLaunch launch(kernel, walk::Ring<1>::kBytes, p);
+    return launch_early(kernel, launch.grid, launch.threads, launch.shared, stream, p, y, launch.run);
+  });
+}
+
+/// Calls f(kernel, how to launch it).
+template <class T, class F>
+auto with_walk_backward(const AttnInputParams<T, float>& p, const F& f) {
+  return with_walk<false>(p, [&]<int kLanes, bool kShift, bool kNorm, bool kRotate>() {
+    const auto kernel = walk::backward<kLanes, kShift, kNorm, kRotate>;
+    // The weight's gradient goes by each head or each warp through what the tokens came through.
+    const dim3 threads = shape_of(p).threads;
+    const unsigned heads = threads.x / kLanes, warps = threads.x * threads.y / 32;
+    const size_t columns = kNorm ? std::max(heads, warps) * p.dim * sizeof(float) : 0;
+    return f(kernel, WalkLaunch(kernel, std::max<size_t>(columns, walk::Ring<2>::kBytes), p));
+  });
+}
+template <class T>
+cudaError_t walk_backward(const AttnInputParams<T, float>& p, const T* dy,
+                          const AttnInputGradients<T, float>& gradients, cudaStream_t stream) {
+  return with_walk_backward(p, [&](auto kernel, const WalkLaunch& launch) {
+    return launch_early(kernel, launch.grid, launch.threads, launch.shared, stream, p, dy, gradients, launch.run);
+  });
+}
+
 }  // namespace
 
 template <class T, class A>
 cudaError_t attn_input(const AttnInputParams<T, A>& p, T* y, cudaStream_t stream) {
   if (p.batch * p.time * p.heads * p.dim == 0) return cudaSuccess;
+  if constexpr (std::is_same_v<T, walk::T>) {
+    if (can_walk(p)) return walk_forward(p, y, stream);
+  }
   const Shape shape = shape_of(p);
   const auto kernel = forward_kernel(p);
   const int64_t resident = 4 * resident_blocks(kernel, shape.threads.x * shape.threads.y);
@@ -462,8 +542,10 @@ cudaError_t attn_input(const AttnInputParams<T, A>& p, T* y, cudaStream_t stream
 
 template <class T, class A>
 int64_t attn_input_backward_partials(const AttnInputParams<T, A>& p) {
-  const Shape shape = shape_of(p);
-  const dim3 grid = BackwardLaunch(p, shape).grid;
+  dim3 grid = BackwardLaunch(p, shape_of(p)).grid;
+  if constexpr (std::is_same_v<T, walk::T>) {
+    if (can_walk(p) && p.norm) grid = with_walk_backward(p, [](auto, const WalkLaunch& launch) { return launch.grid; });
+  }
   return static_cast<int64_t>(grid.x) * grid.z * (p.weight_stride ? 1 : grid.y);
 }
 
@@ -471,6 +553,9 @@ template <class T, class A>
 cudaError_t attn_input_backward(const AttnInputParams<T, A>& p, const T* dy, const AttnInputGradients<T, A>& gradients,
                                 cudaStream_t stream) {
   if (p.batch * p.time * p.heads * p.dim == 0) return cudaSuccess;
+  if constexpr (std::is_same_v<T, walk::T>) {
+    if (can_walk(p) && (p.shift || p.norm)) return walk_backward(p, dy, gradients, stream);
+  }
   const Shape shape = shape_of(p);
   const BackwardLaunch launch(p, shape);
   backward_kernel(p)<<<launch.grid, shape.threads, launch.shared, stream>>>(p, dy, gradients, shape.lane_bits,

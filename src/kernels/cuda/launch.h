@@ -11,7 +11,7 @@ namespace fox::cuda {
 /// calls ptx::wait_for_previous_kernel() before it touches what others write or read. Kernels in a row of such launches
 /// wait for each other in turn, so the first, launched as usual, finds all work before it done, and so do the rest.
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch_early(void (*kernel)(Parameters...), dim3 blocks, int threads, int bytes, cudaStream_t stream,
+cudaError_t launch_early(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, int bytes, cudaStream_t stream,
                          Arguments... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
