@@ -28,8 +28,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kPeakFlops = 989e12;  // dense bf16 of H100 and H200 SXM
-constexpr int64_t kProfiled = 2;  // steps
+constexpr double kPeakFlops = 989e12;          // dense bf16 of H100 and H200 SXM
+constexpr int64_t kProfiled = 2;               // steps
 constexpr std::chrono::seconds kTimeout{300};  // of a rank that is waited for
 
 ModelConfig model_config(const TrainOptions& x) {
@@ -151,8 +151,8 @@ TrainMeasurement bench_train(const TrainOptions& options) {
   model.init(x.seed);
 
   TrainMeasurement m = measurement_of(x);
-  m.cuda_graph = !device.is_cpu() && ranks.size() == 1 &&
-                 train::repeats_steps(x.cuda_graph, model, x.length, x.batch * x.length);
+  m.cuda_graph =
+      !device.is_cpu() && ranks.size() == 1 && train::repeats_steps(x.cuda_graph, model, x.length, x.batch * x.length);
   Steps steps(x, model, device, ranks, train::split_sequences(x.sequence_ranks, ranks));
   steps.run(x.warm_up);
   const double waited_before = steps.waited_ms();

@@ -19,12 +19,12 @@ struct TrainOptions {
   bool prune = false;           ///< adaptive pruning, tolerance e^-10
   std::string activation_checkpointing = "none";  ///< none, mlp, full
   std::string device = "cpu";
-  std::string precision = "bf16";  ///< float32, bf16, float64
-  int64_t sequence_ranks = 1;      ///< so many ranks hold their sequences together
+  std::string precision = "bf16";   ///< float32, bf16, float64
+  int64_t sequence_ranks = 1;       ///< so many ranks hold their sequences together
   std::string cuda_graph = "auto";  ///< on, off: whether one GPU repeats the step as a CUDA graph
-  int64_t steps = 10;              ///< that are timed
-  int64_t warm_up = 3;             ///< steps before them; with a CUDA graph the third is recorded
-  int64_t threads = 0;             ///< 0: as many as there are cores
+  int64_t steps = 10;               ///< that are timed
+  int64_t warm_up = 3;              ///< steps before them; with a CUDA graph the third is recorded
+  int64_t threads = 0;              ///< 0: as many as there are cores
   uint64_t seed = 0;
   dist::Launch launch = {};  ///< this process's place among those that measure together, each with batches of its own
   std::string trace = "";    ///< file for a trace of the profiled steps (chrome://tracing), or none

@@ -39,7 +39,7 @@ struct TrainConfig {
   int64_t threads = 0;                            // 0: all cores
   std::string device = "cpu";
   std::string cuda_graph = "auto";  // "on", "off": whether one GPU repeats the step as a CUDA graph
-  int64_t max_bad_steps = 5;  // stop after this many consecutive non-finite steps
+  int64_t max_bad_steps = 5;        // stop after this many consecutive non-finite steps
   // Of several ranks (torchrun):
   bool shard_optimizer = true;   // each keeps the optimizer's state of its share of the parameters only
   int64_t rank_timeout_s = 300;  // one that is waited for longer is at fault, and all end

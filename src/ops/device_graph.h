@@ -9,8 +9,8 @@
 namespace fox::ops {
 
 /// Work of a device that is recorded once and then started again as a whole, without the host going through it: a CUDA
-/// graph. What is repeated are the kernels with the addresses they had: the work reads its inputs from tensors that stay
-/// and leaves its results in those it made, and nothing in it may depend on what the host decides (sizes, learning
+/// graph. What is repeated are the kernels with the addresses they had: the work reads its inputs from tensors that
+/// stay and leaves its results in those it made, and nothing in it may depend on what the host decides (sizes, learning
 /// rates, which branch).
 class DeviceGraph {
  public:

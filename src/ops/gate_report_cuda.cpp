@@ -36,7 +36,8 @@ void refuse(uint64_t* word, const char* call) {
   const std::string report = take_from(word, call);
   if (report.empty()) return;
   throw NonFiniteError(
-      report, "a log forget gate is at most 0: use logsigmoid of the gate's logits; FOX_SYNCHRONOUS=1 stops at the call");
+      report,
+      "a log forget gate is at most 0: use logsigmoid of the gate's logits; FOX_SYNCHRONOUS=1 stops at the call");
 }
 
 }  // namespace

@@ -92,8 +92,9 @@ class ParameterBuckets {
   std::vector<Stretch> stretches_;  // of own_
   at::Tensor own_indices_;
   bool last_pass_ = false;
-  size_t next_ = 0;       // bucket to be sent: in the same order on every rank
-  size_t gathering_ = 0;  // buckets whose weights have not been waited for: the first ones, which have the last parameters
+  size_t next_ = 0;  // bucket to be sent: in the same order on every rank
+  size_t gathering_ =
+      0;  // buckets whose weights have not been waited for: the first ones, which have the last parameters
 };
 
 }  // namespace fox::train

@@ -18,7 +18,8 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr std::array kHarmless{"device",        "threads",         "max_bad_steps",  "activation_checkpointing",
-                               "deterministic", "shard_optimizer", "rank_timeout_s", "sequence_ranks", "cuda_graph"};  // of train
+                               "deterministic", "shard_optimizer", "rank_timeout_s", "sequence_ranks",
+                               "cuda_graph"};  // of train
 
 void leave_out_harmless(json& config) {
   config.erase("output");

@@ -138,8 +138,8 @@ void Trainer::begin_step(std::span<const data::Batch> micro_batches) {
   StepInputs inputs{{}, label_weight(micro_batches), optimizer_.device_lr(pending.result.lr)};
   const auto device = model_.parameters().front().tensor.device();
   for (const auto& batch : micro_batches) {
-    inputs.micro_batches.push_back({batch.ids_BT.to(device, /*non_blocking=*/true),
-                                    batch.labels_BT.to(device, /*non_blocking=*/true)});
+    inputs.micro_batches.push_back(
+        {batch.ids_BT.to(device, /*non_blocking=*/true), batch.labels_BT.to(device, /*non_blocking=*/true)});
   }
   const StepWork work = [&](const StepInputs& in) { return compute(in, pending); };
   const auto [outputs, replayed] = graph_ ? graph_->run(inputs, work) : StepGraph::Done{work(inputs), false};
