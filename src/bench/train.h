@@ -23,7 +23,7 @@ struct TrainOptions {
   int64_t sequence_ranks = 1;       ///< so many ranks hold their sequences together
   std::string cuda_graph = "auto";  ///< on, off: whether one GPU repeats the step as a CUDA graph
   int64_t steps = 10;               ///< that are timed
-  int64_t warm_up = 3;              ///< steps before them; with a CUDA graph the third is recorded
+  int64_t warm_up = 3;              ///< steps before them; with a CUDA graph at least 3
   int64_t threads = 0;              ///< 0: as many as there are cores
   uint64_t seed = 0;
   dist::Launch launch = {};  ///< this process's place among those that measure together, each with batches of its own

@@ -11,7 +11,7 @@ namespace fox::ops {
 /// Work of a device that is recorded once and then started again as a whole, without the host going through it: a CUDA
 /// graph. What is repeated are the kernels with the addresses they had: the work reads its inputs from tensors that
 /// stay and leaves its results in those it made, and nothing in it may depend on what the host decides (sizes, learning
-/// rates, which branch).
+/// rates, which branch) or has kept from before (a cast that it need not make again).
 class DeviceGraph {
  public:
   /// Nothing for a device that has no such thing (a CPU).

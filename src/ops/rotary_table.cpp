@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <vector>
 
 namespace fox::ops {
 namespace {
@@ -29,14 +30,14 @@ RotaryTable rotary_table(int64_t time, int64_t dim, double base, int64_t offset,
 
   using Key = std::tuple<double, int64_t, at::ScalarType, std::string>;
   static std::mutex mutex;
-  static std::map<Key, RotaryTable> tables;
+  static std::map<Key, std::vector<RotaryTable>> kept;  // the last is the longest
   const std::lock_guard lock(mutex);
-  auto& table = tables[Key(base, dim, c10::typeMetaToScalarType(options.dtype()), options.device().str())];
-  if (!table.cos.defined() || table.cos.size(0) < end) {
-    const int64_t old = table.cos.defined() ? table.cos.size(0) : 256;
-    table = compute(0, std::min(kMaxKept, std::max(end, 2 * old)), dim, base, options);
-  }
-  return {table.cos.narrow(0, offset, time), table.sin.narrow(0, offset, time)};
+  auto& tables = kept[Key(base, dim, c10::typeMetaToScalarType(options.dtype()), options.device().str())];
+  const int64_t old = tables.empty() ? 0 : tables.back().cos.size(0);
+  if (old < end)
+    tables.push_back(compute(0, std::min(kMaxKept, std::max({end, 2 * old, int64_t{512}})), dim, base, options));
+  const auto& [cos, sin] = tables.back();
+  return {cos.narrow(0, offset, time), sin.narrow(0, offset, time)};
 }
 
 }  // namespace fox::ops

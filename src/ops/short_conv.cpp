@@ -173,7 +173,10 @@ TORCH_LIBRARY_IMPL(fox, Autograd, m) {
 
 at::Tensor short_conv(const at::Tensor& x_BTC, const at::Tensor& weight_KC, const std::optional<at::Tensor>& bias_C,
                       const std::optional<at::Tensor>& before_BSC, const std::optional<at::Tensor>& cu_seqlens) {
-  if (x_BTC.is_cuda()) return short_conv_reference(x_BTC, weight_KC, bias_C, before_BSC, cu_seqlens);
+  if (x_BTC.is_cuda()) {
+    check_short_conv(x_BTC, weight_KC, bias_C, before_BSC, cu_seqlens);
+    return short_conv_reference(x_BTC, weight_KC, bias_C, before_BSC, cu_seqlens);
+  }
   static const auto op = find_operator<ShortConvForward>("fox::short_conv");
   return op.call(x_BTC, weight_KC, bias_C, before_BSC, cu_seqlens);
 }

@@ -26,11 +26,9 @@ GradientNorms gradient_norms(const nn::Parameters& parameters) {
   return norms;
 }
 
-AdamW::AdamW(const nn::Parameters& parameters, const AdamWOptions& options) : options_(options) {
+AdamW::AdamW(const nn::Parameters& parameters, const AdamWOptions& options, at::Device device) : options_(options) {
   groups_.push_back({options.weight_decay, {}, {}, {}, {}});
   groups_.push_back({0, {}, {}, {}, {}});
-  // On the CPU when there is nothing to do: the share of one rank among many of a tiny model.
-  const at::Device device = parameters.empty() ? at::kCPU : parameters.front().tensor.device();
   steps_ = at::zeros({}, at::dtype(at::kFloat).device(device));
   for (const auto& parameter : parameters) {
     if (!parameter.trainable) continue;

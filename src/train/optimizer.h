@@ -43,7 +43,8 @@ struct StepGuard {
 /// gradient is 0. Waits for nothing on a GPU.
 class AdamW {
  public:
-  AdamW(const nn::Parameters& parameters, const AdamWOptions& options);
+  /// `device`: where the parameters are, for a rank whose share of a small model is nothing.
+  AdamW(const nn::Parameters& parameters, const AdamWOptions& options, at::Device device);
 
   /// `lr` as device_lr() gives it.
   void step(const at::Tensor& lr, const StepGuard& guard);

@@ -175,6 +175,7 @@ at::Tensor ParameterBuckets::share_of(const at::Tensor& flat) const {
 
 void ParameterBuckets::gather_weights() {
   if (!sharded_) return;
+  wait_for_weights(parameters_.size());  // a pass that broke off has not waited for all of the step before
   for (size_t b = buckets_.size(); b-- > 0;) {
     buckets_[b].weights_transfer = ranks_.all_gather(buckets_[b].weights, share_of(buckets_[b].weights));
   }

@@ -249,8 +249,9 @@ void Run::evaluate() {
   look_at_gates();
 }
 
-/// How far the heads look by now, over one context.
+/// How far the heads look by now, over one context; not one that takes several ranks to hold.
 void Run::look_at_gates() {
+  if (shard_) return;
   if (config_.model.kind() != "forgetting_transformer" || corpora_.valid->num_tokens() < config_.data.context) return;
   const auto gates =
       eval::analyse_gates(model_, *corpora_.valid, tokenizer_, {.length = config_.data.context, .windows = 1});

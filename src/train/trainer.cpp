@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/error.h"
 #include "checkpoint/hf_directory.h"
@@ -47,18 +48,19 @@ Trainer::Trainer(model::LanguageModel& model, const TrainerOptions& options, con
       options_(options),
       ranks_(ranks),
       buckets_(make_buckets(model, options, ranks)),
-      optimizer_(buckets_ ? buckets_->own() : model.parameters(), options.adamw) {
-  if (options.graph && !buckets_) graph_ = StepGraph::make(model.parameters().front().tensor.device());
+      optimizer_(buckets_ ? buckets_->own() : model.parameters(), options.adamw, device()) {
+  if (options.graph && !buckets_) graph_ = StepGraph::make(device());
   sequence_.shard = std::move(shard);
   broadcast_weights();
   counting_ = ranks_;
   if (!buckets_ || !buckets_->sharded()) return;
-  model_.set_before_weights([buckets = buckets_.get()](size_t n) { buckets->wait_for_weights(n); });
   // On a GPU what a group does is done in order: a step's labels would wait for all the weights of the step before.
-  if (!model_.parameters().front().tensor.is_cpu()) counting_ = ranks_.split(0, ranks_.rank());
+  // (On CPUs they do: making another group there takes longer than it spares.)
+  if (!device().is_cpu()) counting_ = ranks_.split(0, ranks_.rank());
+  model_.set_before_weights([buckets = buckets_.get()](size_t n) { buckets->wait_for_weights(n); });
 }
 Trainer::~Trainer() {
-  if (buckets_) model_.set_before_weights([](size_t) {});
+  if (buckets_ && buckets_->sharded()) model_.set_before_weights([](size_t) {});
 }
 Trainer::Trainer(Trainer&&) noexcept = default;
 
@@ -69,6 +71,12 @@ void Trainer::broadcast_weights() {
     ranks_.broadcast(parameter.tensor.detach()).wait();
     parameter.tensor.unsafeGetTensorImpl()->bump_version();  // see ParameterBuckets::gather_weights
   }
+}
+
+at::Device Trainer::device() const { return model_.parameters().front().tensor.device(); }
+
+void Trainer::weights_changed() const {
+  for (const auto& parameter : model_.parameters()) parameter.tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 int64_t Trainer::pending() const { return std::ssize(pending_); }
@@ -108,22 +116,31 @@ std::vector<at::Tensor> Trainer::backward(const StepInputs& inputs, Pending& pen
     }
   }
   if (!pending.result.fault.empty()) {
-    losses.assign(count, at::full({}, std::nan(""), inputs.lr.options().dtype(at::kDouble)));
+    losses.assign(count, at::full({}, std::nan(""), at::dtype(at::kDouble).device(device())));
   }
   return losses;
 }
 
 StepOutputs Trainer::compute(const StepInputs& inputs, Pending& pending) {
   auto losses = backward(inputs, pending);
-  if (!pending.result.fault.empty() && !inputs.lr.is_cpu()) {
+  if (!pending.result.fault.empty() && !device().is_cpu()) {
     // On a GPU a bad gate is reported by a later call than its own, which may have been the step before this one.
-    at::accelerator::synchronizeDevice(inputs.lr.device().index());
+    at::accelerator::synchronizeDevice(device().index());
     pending.result.fault.clear();
     losses = backward(inputs, pending);
   }
   if (buckets_) buckets_->finish_gradients(/*faulty=*/!pending.result.fault.empty());
   if (!buckets_ && !pending.result.fault.empty()) return {};
   return update(losses, inputs.lr, pending);
+}
+
+StepOutputs Trainer::run_graph(const StepInputs& inputs, const StepWork& work) {
+  forget_gradients(false);  // whose memory would else be kept beside the graph's
+  // Casts of weights (nn::PackedWeights) must be part of what is recorded, also when an evaluation has just made them.
+  weights_changed();
+  const auto [outputs, replayed] = graph_->run(inputs, work);
+  if (replayed) weights_changed();  // of which nothing on the host was told
+  return outputs;
 }
 
 void Trainer::begin_step(std::span<const data::Batch> micro_batches) {
@@ -136,16 +153,12 @@ void Trainer::begin_step(std::span<const data::Batch> micro_batches) {
   pending.micro_batches = std::ssize(micro_batches);
 
   StepInputs inputs{{}, label_weight(micro_batches), optimizer_.device_lr(pending.result.lr)};
-  const auto device = model_.parameters().front().tensor.device();
   for (const auto& batch : micro_batches) {
     inputs.micro_batches.push_back(
-        {batch.ids_BT.to(device, /*non_blocking=*/true), batch.labels_BT.to(device, /*non_blocking=*/true)});
+        {batch.ids_BT.to(device(), /*non_blocking=*/true), batch.labels_BT.to(device(), /*non_blocking=*/true)});
   }
   const StepWork work = [&](const StepInputs& in) { return compute(in, pending); };
-  const auto [outputs, replayed] = graph_ ? graph_->run(inputs, work) : StepGraph::Done{work(inputs), false};
-  if (replayed) {  // for those who ask by the version whether a weight has changed (nn::PackedWeights)
-    for (const auto& parameter : model_.parameters()) parameter.tensor.unsafeGetTensorImpl()->bump_version();
-  }
+  const auto outputs = graph_ ? run_graph(inputs, work) : work(inputs);
   if (outputs.numbers.defined()) pending.numbers = DeviceNumbers(outputs.numbers);
   pending.parameters = outputs.parameters;
   tokens_begun_ = pending.result.tokens;
@@ -192,7 +205,9 @@ StepResult Trainer::finish_step() {
   if (buckets_ || told.empty()) read_numbers(pending);
   if (graph_) {  // else a call of an evaluation would throw for what is told here
     const std::string report = graph_->take_report();
-    if (!report.empty() && !result.fault.empty()) result.fault += ": " + report;
+    if (!report.empty()) report_ = ": " + report;
+    // It may be of the step after this one, which is then still to come.
+    if (!result.fault.empty()) result.fault += std::exchange(report_, "");
   }
   if (!told.empty()) {
     result.fault = told;

@@ -83,6 +83,8 @@ class Trainer {
   /// Lets all ranks know by the next step begun (StepResult::stop) that this one was asked to stop.
   void ask_to_stop() { asked_to_stop_ = true; }
 
+  /// Whether steps are recorded and repeated.
+  bool repeats_steps() const { return graph_ != nullptr; }
   /// Where the finished steps have led to.
   const TrainerState& state() const { return state_; }
   /// Tokens read by all steps begun.
@@ -103,6 +105,9 @@ class Trainer {
 
  private:
   struct Pending;
+  at::Device device() const;
+  /// Tells those who ask by its version whether a weight has changed (nn::PackedWeights).
+  void weights_changed() const;
   void broadcast_weights();
   /// 1 / labels of the whole step, a scalar on the device; nothing when a lone micro-batch's own mean is that over all.
   std::optional<at::Tensor> label_weight(std::span<const data::Batch> micro_batches) const;
@@ -113,6 +118,7 @@ class Trainer {
   StepOutputs update(const std::vector<at::Tensor>& losses, const at::Tensor& lr, Pending& pending);
   /// The step's whole work on the device.
   StepOutputs compute(const StepInputs& inputs, Pending& pending);
+  StepOutputs run_graph(const StepInputs& inputs, const StepWork& work);
   void read_numbers(Pending& pending) const;
 
   model::LanguageModel& model_;
@@ -123,6 +129,7 @@ class Trainer {
   std::unique_ptr<ParameterBuckets> buckets_;  ///< nothing when alone
   AdamW optimizer_;
   std::unique_ptr<StepGraph> graph_;  ///< nothing when steps are not repeated
+  std::string report_;                ///< of a fault in a step still to be finished
   TrainerState state_;
   int64_t tokens_begun_ = 0;
   bool asked_to_stop_ = false;

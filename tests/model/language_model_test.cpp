@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -387,6 +388,40 @@ TEST(LanguageModel, LossWeighsTokensAsAsked) {
   const auto weighed = model.loss(ids, labels, {}, weight);
   EXPECT_NEAR(weighed.total.item<double>(), (weight * loss.loss_BT).sum().item<double>(), 1e-12);
   EXPECT_THROW(model.loss(ids, labels.narrow(1, 0, 9)), Error);
+}
+
+// Weights that have not been announced are NaN until they are: none may be read before. Of every kind of model, also
+// where layers are computed again and where the embedding is the head.
+TEST(LanguageModel, AnnouncesWeightsBeforeItReadsThem) {
+  auto models = test::small_models();
+  models.push_back({"tied", small_config("transformer", {{"tie_word_embeddings", true}})});
+  for (const auto& small : models) {
+    for (const auto recompute : {Recompute::kNone, Recompute::kFull}) {
+      LanguageModel model(ModelConfig::from_json(small.config));
+      model.init(3);
+      model.set_requires_grad(true);
+      model.set_recompute(recompute);
+      const auto ids = at::arange(16, at::kLong).view({2, 8});
+      const auto expected = model.loss(ids, ids).total.detach();
+
+      std::vector<at::Tensor> kept;
+      {
+        const at::NoGradGuard no_grad;
+        for (const auto& parameter : model.parameters()) {
+          kept.push_back(parameter.tensor.detach().clone());
+          at::Tensor(parameter.tensor).fill_(std::nan(""));
+        }
+      }
+      size_t ready = 0;
+      model.set_before_weights([&](size_t n) {
+        const at::NoGradGuard no_grad;
+        for (; ready < n; ++ready) at::Tensor(model.parameters()[ready].tensor).copy_(kept[ready]);
+      });
+      const auto loss = model.loss(ids, ids).total;
+      EXPECT_EQ(ready, kept.size()) << small.name;
+      EXPECT_TRUE(at::equal(loss, expected)) << small.name;
+    }
+  }
 }
 
 }  // namespace

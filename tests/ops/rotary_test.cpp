@@ -1,4 +1,5 @@
 #include "ops/rotary.h"
+#include "ops/rotary_table.h"
 
 #include <atomic>
 #include <cmath>
@@ -98,6 +99,18 @@ TEST(Rotary, MetaErrorsAndSecondDerivative) {
   expect_error([] { ops::rotary(at::randn({2, 3, 4}), 1e4); }, {"(B, T, H, D)"});
   expect_error([] { ops::rotary(at::randn({1, 2, 3, 4}), -1); }, {"base is -1"});
   expect_error([] { ops::rotary(at::randn({1, 2, 3, 4}), 1e4, -3); }, {"offset -3"});
+}
+
+// What a CUDA graph has recorded goes on reading the table that was there then.
+TEST(RotaryTable, StaysWhereItIsWhenALongerOneIsMade) {
+  const auto first = ops::rotary_table(16, 24, 123.0, 0, at::kFloat).cos;
+  const auto copy = first.clone();
+  const auto before = first.storage().use_count();
+  const auto second = ops::rotary_table(100000, 24, 123.0, 0, at::kFloat).cos;
+  EXPECT_FALSE(second.is_alias_of(first));
+  EXPECT_EQ(first.storage().use_count(), before);
+  EXPECT_TRUE(at::equal(first, copy));
+  EXPECT_TRUE(at::equal(second.narrow(0, 0, 16), copy));
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ struct ScalarAdamW {
 
 TEST(AdamW, FollowsThePaperInBothGroups) {
   const nn::Parameters parameters{make_parameter("w", {0.5}, true), make_parameter("b", {-0.25}, false)};
-  AdamW optimizer(parameters, {});
+  AdamW optimizer(parameters, {}, at::kCPU);
   ScalarAdamW w{0.5}, b{-0.25};
   for (int i = 0; i < 20; ++i) {
     const double g = std::sin(i), lr = 1e-2 * (i + 1);
@@ -52,14 +52,14 @@ TEST(AdamW, FollowsThePaperInBothGroups) {
 
 TEST(AdamW, WithoutAGradientOnlyDecays) {
   const nn::Parameters parameters{make_parameter("w", {2.0}, true)};
-  AdamW optimizer(parameters, {});
+  AdamW optimizer(parameters, {}, at::kCPU);
   optimizer.step(0.5);
   EXPECT_DOUBLE_EQ(parameters[0].tensor.item<double>(), 2.0 * (1 - 0.5 * 0.1));
 }
 
 TEST(AdamW, LeavesAloneWhatIsNotLearnt) {
   const nn::Parameters parameters{make_parameter("w", {2.0}, true), {"fixed", at::ones({1}, at::kDouble), true, false}};
-  AdamW optimizer(parameters, {});
+  AdamW optimizer(parameters, {}, at::kCPU);
   optimizer.step(0.5);
   EXPECT_EQ(parameters[1].tensor.item<double>(), 1.0);
   EXPECT_FALSE(optimizer.state().contains("exp_avg.fixed"));
@@ -67,7 +67,7 @@ TEST(AdamW, LeavesAloneWhatIsNotLearnt) {
 
 TEST(AdamW, RestoredGoesOnBitForBit) {
   const nn::Parameters one{make_parameter("w", {0.5, 1, -3}, true)};
-  AdamW first(one, {});
+  AdamW first(one, {}, at::kCPU);
   const auto advance = [](const nn::Parameters& parameters, AdamW& optimizer, int i) {
     set_gradient(parameters[0], {std::sin(i), 0.1 * i, -1});
     optimizer.step(1e-2);
@@ -75,7 +75,7 @@ TEST(AdamW, RestoredGoesOnBitForBit) {
   for (int i = 0; i < 5; ++i) advance(one, first, i);
 
   const nn::Parameters two{{"w", one[0].tensor.detach().clone().requires_grad_(true), true, true}};
-  AdamW second(two, {});
+  AdamW second(two, {}, at::kCPU);
   second.restore(first.state(), first.steps(), "state");
   for (int i = 5; i < 10; ++i) {
     advance(one, first, i);
@@ -86,7 +86,7 @@ TEST(AdamW, RestoredGoesOnBitForBit) {
 
 TEST(AdamW, RefusesAnotherModelsState) {
   const nn::Parameters one{make_parameter("w", {1}, true)}, two{make_parameter("v", {1}, true)};
-  AdamW first(one, {}), second(two, {});
+  AdamW first(one, {}, at::kCPU), second(two, {}, at::kCPU);
   EXPECT_THROW(second.restore(first.state(), 1, "state"), Error);
 }
 
@@ -107,7 +107,7 @@ TEST(Clipping, DividesByTheGlobalNorm) {
     EXPECT_DOUBLE_EQ(norms.each[1].item<double>(), 4);
     const auto divisor = norms.divisor(1);
     EXPECT_DOUBLE_EQ(divisor.item<double>(), 5 + 1e-6);
-    AdamW optimizer(parameters, {});
+    AdamW optimizer(parameters, {}, at::kCPU);
     optimizer.step(optimizer.device_lr(0), {divisor, at::ones({}, at::kBool)});
     EXPECT_NEAR(global_norm(parameters), 1, 1e-6);
   }
@@ -142,7 +142,7 @@ TEST(Guard, AStepThatMayNotBeAppliedChangesNothing) {
     const auto give_gradients = [&](double value) {
       for (const auto& parameter : parameters) parameter.tensor.mutable_grad() = at::full({1}, value, type);
     };
-    AdamW optimizer(parameters, {});
+    AdamW optimizer(parameters, {}, at::kCPU);
     give_gradients(0.1);
     optimizer.step(optimizer.device_lr(1e-2), guard(2, true));
     std::vector<at::Tensor> before;
