@@ -19,18 +19,24 @@ struct TokenizeArguments {
   DataConfig data;
   std::string out;
   int64_t threads = 0;
+  bool force = false;
 };
 
 void run(const TokenizeArguments& arguments) {
   catch_interrupts();
   const data::Tokenizer tokenizer = train::make_tokenizer(arguments.data);
-  data::BuildOptions options{.threads = arguments.threads};
+  data::BuildOptions options{.threads = arguments.threads, .replace = arguments.force};
+  const char* done = "built";
+  options.on_found = [&] { done = "found, made of this text already"; };
   options.on_resume = [] { fmt::print(stderr, "going on where an earlier run stopped\n"); };
   const auto store =
       data::build_token_store({arguments.sources.begin(), arguments.sources.end()}, tokenizer, arguments.out, options);
-  fmt::print(stderr, "{}: {} documents, {} tokens (in a run file: train = [\"{}\"], tokenizer = \"{}\")\n",
-             arguments.out, human_count(static_cast<double>(store.num_documents())),
-             human_count(static_cast<double>(store.num_tokens())), arguments.out, arguments.data.tokenizer);
+  const auto count = [](int64_t n, const char* of) {
+    return fmt::format("{} {}{}", human_count(static_cast<double>(n)), of, n == 1 ? "" : "s");
+  };
+  fmt::print(stderr, "{} {}: {}, {} (in a run file: train = [\"{}\"], tokenizer = \"{}\")\n", arguments.out, done,
+             count(store.num_documents(), "document"), count(store.num_tokens(), "token"), arguments.out,
+             arguments.data.tokenizer);
 }
 
 }  // namespace
@@ -45,6 +51,7 @@ void register_tokenize(CLI::App& app) {
           "line, its \"text\")")
       ->required();
   command->add_option("--out", arguments->out, "Folder of the token store")->required();
+  command->add_flag("--force", arguments->force, "Replace a store of other text or of another tokenizer");
   command
       ->add_option("--tokenizer", arguments->data.tokenizer,
                    "gpt2, gpt2-json (LongCrawl64's: of text written as a JSON string), bytes, a tokenizer.json, or "

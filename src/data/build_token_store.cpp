@@ -31,31 +31,12 @@ constexpr const char* kLock = ".lock";  // DirectoryLock's
 /// Less text than this is done before a bar could be read.
 constexpr int64_t kBytesWorthABar = 16 << 20;
 
-/// What tells whether a file is still the one that a store was made of.
+/// What tells whether a file is still the one that a store was made of; `time` in Unix seconds.
 json identity(const fs::path& file) {
-  const auto time = fs::last_write_time(file).time_since_epoch();
+  const auto time = std::chrono::file_clock::to_sys(fs::last_write_time(file)).time_since_epoch();
   return {{"path", fs::absolute(file).lexically_normal().string()},
           {"size", fs::file_size(file)},
-          {"time", std::chrono::duration_cast<std::chrono::nanoseconds>(time).count()}};
-}
-
-/// True when the store at `dir` was made of these files. Equal path, size and time are believed; else the contents
-/// decide, so a copied or moved corpus is not read again.
-bool is_store_of(const fs::path& dir, const std::vector<fs::path>& files, const json& identities,
-                 const Tokenizer& tokenizer) {
-  if (!fs::exists(dir / ".zattrs")) return false;
-  const json stored = json::parse(read_file(dir / ".zattrs"), nullptr, false);
-  if (!stored.is_object() || stored.value("tokenizer", json()) != tokenizer.fingerprint()) return false;
-  const json sources = stored.value("sources", json());
-  if (!sources.is_array() || sources.size() != files.size()) return false;
-  for (size_t i = 0; i < files.size(); ++i) {
-    json known = sources[i];
-    if (!known.is_object() || known.value("size", json()) != identities[i]["size"]) return false;
-    const json checksum = known.value("checksum", json());
-    known.erase("checksum");
-    if (known != identities[i] && checksum != file_checksum(files[i])) return false;
-  }
-  return true;
+          {"time", std::chrono::duration<double>(time).count()}};
 }
 
 /// What build_token_store is made with.
@@ -65,6 +46,33 @@ struct Job {
   const Tokenizer& tokenizer;
   const BuildOptions& options;
 };
+
+/// What tells the store at `dir` from the one to make ("it was made with another tokenizer"), or "" when it is that
+/// store. Equal path, size and time are believed; else the contents decide, so a copied or moved corpus is not read
+/// again.
+std::string difference(const fs::path& dir, const Job& job) {
+  const json stored =
+      fs::exists(dir / ".zattrs") ? json::parse(read_file(dir / ".zattrs"), nullptr, false) : json::object();
+  const json sources = stored.is_object() ? stored.value("sources", json()) : json();
+  if (!sources.is_array()) return "it does not say which text it was made of";
+  if (stored.value("tokenizer", json()) != job.tokenizer.fingerprint()) return "it was made with another tokenizer";
+  if (sources.size() != job.files.size()) {
+    return fmt::format("it was made of {} file{}, not of {}", sources.size(), sources.size() == 1 ? "" : "s",
+                       job.files.size());
+  }
+  for (size_t i = 0; i < job.files.size(); ++i) {
+    const json& identity = job.identities[i];
+    json known = sources[i].is_object() ? sources[i] : json::object();
+    const json checksum = known.value("checksum", json());
+    known.erase("checksum");
+    if (known == identity) continue;
+    if (known.value("size", json()) == identity["size"] && checksum == file_checksum(job.files[i])) continue;
+    const std::string path = identity["path"];
+    if (known.value("path", json()) == path) return path + " has changed since it was made";
+    return fmt::format("it was made of other text than {}", path);
+  }
+  return "";
+}
 
 /// A store in the making, in a folder of its own.
 class Build {
@@ -253,8 +261,17 @@ TokenStore build_token_store(const std::vector<fs::path>& sources, const Tokeniz
   const fs::path dir = fs::absolute(where).lexically_normal();
   Job job{find_text_files(sources), json::array(), tokenizer, options};
   for (const fs::path& file : job.files) job.identities.push_back(identity(file));
-  if (is_store_of(dir, job.files, job.identities, tokenizer)) return TokenStore::open(dir);
-  if (fs::exists(dir) && !fs::exists(dir / ".zgroup") && !(fs::is_directory(dir) && fs::is_empty(dir))) {
+  if (fs::exists(dir / ".zgroup")) {
+    const std::string differs = difference(dir, job);
+    if (differs.empty()) {
+      if (options.on_found) options.on_found();
+      return TokenStore::open(dir);
+    }
+    if (!options.replace) {
+      throw Error(fmt::format("{} holds another token store: {}", dir.string(), differs),
+                  "name another --out, or replace it with --force");
+    }
+  } else if (fs::exists(dir) && !(fs::is_directory(dir) && fs::is_empty(dir))) {
     throw Error(fmt::format("{} exists and is no token store", dir.string()),
                 "name a folder of its own for the tokens");
   }

@@ -51,6 +51,8 @@ class TokenStore {
 struct BuildOptions {
   int64_t threads = 0;                        ///< that encode; 0: one a core. The store is the same for any number
   double save_interval_s = 10;                ///< how much work a kill may cost
+  bool replace = true;                        ///< a store of other text or tokenizer; false: that is an Error
+  std::function<void()> on_found = nullptr;   ///< called when the store is there already
   std::function<void()> on_resume = nullptr;  ///< called when it goes on where a killed build had come to
   std::function<void()> on_save = nullptr;    ///< called when it has saved how far it has come
 };
@@ -60,8 +62,8 @@ struct BuildOptions {
 /// renamed; a build that was killed goes on from what it saved last and ends with the same bytes. Memory does not grow
 /// with the text (CorpusReader says what it holds). Shows a progress bar when it takes more than a moment. Once
 /// interrupted() it saves and throws an Error with exit code 130.
-/// Throws Error for sources that are missing or hold no text file, for lines that are not JSON, and when `dir` holds
-/// something else than a token store.
+/// Throws Error for sources that are missing or hold no text file, for lines that are not JSON, when `dir` holds
+/// something else than a token store, and, unless options.replace, another one than this.
 TokenStore build_token_store(const std::vector<std::filesystem::path>& sources, const Tokenizer& tokenizer,
                              const std::filesystem::path& dir, const BuildOptions& options = {});
 

@@ -217,8 +217,12 @@ TEST_F(Command, TokenizesAndTrainsOnTheStore) {
   const Output made = fox(here(), words);
   EXPECT_EQ(made.code, 0) << made.err;
   EXPECT_EQ(made.out, "");
-  EXPECT_NE(made.err.find("1 documents, 3.00K tokens"), std::string::npos) << made.err;
-  EXPECT_EQ(fox(here(), words).code, 0) << "once more is nothing to do";
+  EXPECT_NE(made.err.find("store built: 1 document, 3.00K tokens"), std::string::npos) << made.err;
+  const Output again = fox(here(), words);
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_NE(again.err.find("store found"), std::string::npos) << again.err;
+  expect_refusal(fox(here(), {"tokenize", "text.txt", "--tokenizer", "bytes", "--out", "store"}), 1,
+                 "store holds another token store: it was made of other text", "--force");
   const Output trained =
       fox(here(), {"train", "run.toml", "--set", "data.train=store", "--set", "output.dir=on-store"});
   EXPECT_EQ(trained.code, 0) << trained.err;

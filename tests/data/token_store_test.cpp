@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <fstream>
@@ -161,6 +162,45 @@ TEST_F(TokenStoreTest, IsMadeOnceAndAgainWhenSomethingChanged) {
   for (const auto& entry : fs::directory_iterator(dir_)) names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
   EXPECT_EQ(names, (std::vector<std::string>{"moved", "store"})) << "nothing is left beside the store";
+}
+
+TEST_F(TokenStoreTest, IsReplacedOnlyWhenAllowed) {
+  const fs::path a = text("c/a.txt", "one");
+  int found = 0;
+  const auto again = [&](const std::vector<fs::path>& sources, const Tokenizer& tokenizer) {
+    return complaint(
+        [&] { build_token_store(sources, tokenizer, store_, {.replace = false, .on_found = [&] { ++found; }}); });
+  };
+  const std::string differs = store_.string() + " holds another token store: ";
+  EXPECT_EQ(again({a}, bytes_tokenizer()), "no error");
+  EXPECT_EQ(found, 0) << "it was built";
+  EXPECT_EQ(again({dir_ / "c"}, bytes_tokenizer()), "no error");
+  EXPECT_EQ(found, 1);
+  EXPECT_EQ(again({a}, Tokenizer::gpt2(1)), differs + "it was made with another tokenizer");
+  EXPECT_EQ(again({a, a}, bytes_tokenizer()), differs + "it was made of 1 file, not of 2");
+  const fs::path b = text("b.txt", "two");
+  EXPECT_EQ(again({b}, bytes_tokenizer()), differs + "it was made of other text than " + b.string());
+  text("c/a.txt", "six");
+  fs::last_write_time(a, fs::file_time_type::clock::now() + std::chrono::hours(1));
+  EXPECT_EQ(again({a}, bytes_tokenizer()), differs + a.string() + " has changed since it was made");
+  EXPECT_EQ(bytes_tokenizer().decode(all_tokens(TokenStore::open(store_))), "one");
+  fs::remove(store_ / ".zattrs");
+  EXPECT_EQ(again({a}, bytes_tokenizer()), differs + "it does not say which text it was made of");
+}
+
+TEST_F(TokenStoreTest, SourcesHaveUnixTimes) {
+  const fs::path a = text("a.txt", "one");
+  build({a}, bytes_tokenizer());
+  struct stat status;
+  ASSERT_EQ(::stat(a.c_str(), &status), 0);
+  const json source = json::parse(read_file(store_ / ".zattrs"))["sources"][0];
+  EXPECT_NEAR(source["time"].get<double>(), static_cast<double>(status.st_mtime), 1);
+  // A store of the time when they were counted otherwise is known by its contents.
+  edit(".zattrs", [](json& root) { root["sources"][0]["time"] = -4.6e18; });
+  fs::last_write_time(store_ / ".zgroup", fs::file_time_type::clock::now() - std::chrono::hours(1));
+  const auto first = time_of_build(store_);
+  build({a}, bytes_tokenizer());
+  EXPECT_EQ(time_of_build(store_), first);
 }
 
 TEST_F(TokenStoreTest, LeftoversOfAKilledBuildDoNoHarm) {
