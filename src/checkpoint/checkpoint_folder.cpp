@@ -36,6 +36,8 @@ std::vector<CheckpointEntry> list_checkpoints(const fs::path& folder) {
   return found;
 }
 
+bool has_checksums(const fs::path& dir) { return fs::exists(dir / kChecksums); }
+
 void write_checksums(const fs::path& dir) {
   auto sums = nlohmann::json::object();
   for (const auto& entry : fs::directory_iterator(dir)) {
@@ -68,13 +70,15 @@ std::string checkpoint_damage(const fs::path& dir) {
 
 std::optional<CheckpointEntry> newest_checkpoint(const fs::path& folder,
                                                  const std::function<void(const std::string&)>& warn) {
-  auto entries = list_checkpoints(folder);
+  const auto entries = list_checkpoints(folder);
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     const std::string damage = checkpoint_damage(entry->dir);
     if (damage.empty()) return *entry;
     if (warn) warn(fmt::format("checkpoint {} is skipped: {}", entry->dir.string(), damage));
   }
-  return std::nullopt;
+  if (entries.empty()) return std::nullopt;
+  throw Error(fmt::format("none of the checkpoints in {} is complete", folder.string()),
+              "bring one back from a copy, or delete the run's folder to start again");
 }
 
 }  // namespace fox::checkpoint

@@ -28,6 +28,14 @@ std::optional<int64_t> tokens_of_checkpoint(const fs::path& dir) {
   return std::nullopt;
 }
 
+/// A model that somebody named has no other to take its place.
+void check_undamaged(const fs::path& dir) {
+  const std::string damage = checkpoint::has_checksums(dir) ? checkpoint::checkpoint_damage(dir) : "";
+  if (damage.empty()) return;
+  throw Error(fmt::format("the checkpoint {} is damaged: {}", dir.string(), damage),
+              "name the run directory for its newest complete one; a folder changed on purpose has no checksums.json");
+}
+
 void warn(const std::string& line) { fmt::print(stderr, "warning: {}\n", line); }
 
 }  // namespace
@@ -35,12 +43,9 @@ void warn(const std::string& line) { fmt::print(stderr, "warning: {}\n", line); 
 nlohmann::json ModelLocation::run_json() const {
   if (!run_dir) return nullptr;
   const fs::path path = *run_dir / "run.json";
-  try {
-    return nlohmann::json::parse(read_file(path));
-  } catch (const nlohmann::json::exception& e) {
-    throw Error(fmt::format("{} is not JSON: {}", path.string(), e.what()),
-                "it is written by `fox train`; name the checkpoint folder itself to do without it");
-  }
+  auto run = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
+  if (run.is_object() && run.contains("config") && run["config"].is_object()) return run;
+  throw Error(fmt::format("{} is damaged", path.string()), "bring it back from a copy");
 }
 
 std::optional<int64_t> ModelLocation::train_context() const {
@@ -61,6 +66,7 @@ ModelLocation locate_model(const fs::path& dir) {
   const fs::path whole = without_trailing_slash(dir);
   ModelLocation location{dir, std::nullopt, std::nullopt};
   if (fs::exists(dir / "config.json")) {
+    check_undamaged(dir);
     location.tokens = tokens_of_checkpoint(whole);
     const fs::path run_dir = whole.parent_path().parent_path();
     if (location.tokens && fs::exists(run_dir / "run.json")) location.run_dir = run_dir;

@@ -19,14 +19,15 @@ struct ModelLocation {
   std::optional<std::filesystem::path> run_dir;  ///< holds run.json and metrics.jsonl
   std::optional<int64_t> tokens;                 ///< tokens trained on, from the checkpoint's name
 
-  /// run.json, or null when there is no run.
+  /// run.json, or null when there is no run. Throws fox::Error when it is damaged.
   nlohmann::json run_json() const;
   /// T that the run trained at (run.json), or nothing.
   std::optional<int64_t> train_context() const;
 };
 
 /// `dir` is a Hugging Face directory, a checkpoint folder, or a run directory, which stands for its newest complete
-/// checkpoint. Throws fox::Error when there is no such folder, no model in it, or no complete checkpoint yet.
+/// checkpoint. Throws fox::Error when there is no such folder, no model in it, no complete checkpoint yet, or when the
+/// folder has checksums.json and its files other sums.
 ModelLocation locate_model(const std::filesystem::path& dir);
 
 /// A model that is ready to read tokens, with its tokenizer.

@@ -100,12 +100,7 @@ void CheckpointStore::prune(int64_t newest_tokens) const {
 }
 
 std::optional<CheckpointEntry> CheckpointStore::newest(const std::function<void(const std::string&)>& warn) const {
-  auto found = checkpoint::newest_checkpoint(folder_, warn);
-  if (!found && !checkpoint::list_checkpoints(folder_).empty()) {
-    throw Error(fmt::format("none of the checkpoints in {} is complete", folder_.string()),
-                "bring one back from a copy, or delete the run's folder to start again");
-  }
-  return found;
+  return checkpoint::newest_checkpoint(folder_, warn);
 }
 
 }  // namespace fox::train

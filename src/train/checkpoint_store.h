@@ -30,9 +30,7 @@ class CheckpointStore {
   /// earlier checkpoints then still stand.
   std::filesystem::path save(int64_t tokens, const std::function<void(const std::filesystem::path& dir)>& write);
 
-  /// The newest complete checkpoint, nothing when there is none at all. Damaged ones are skipped with a line to `warn`.
-  /// Throws fox::Error when there are checkpoints but each of them is damaged: starting over in silence would lose the
-  /// run.
+  /// checkpoint::newest_checkpoint of the folder.
   std::optional<checkpoint::CheckpointEntry> newest(const std::function<void(const std::string&)>& warn) const;
 
  private:

@@ -76,6 +76,25 @@ TEST_F(LoadModelTest, RunDirectoryStandsForItsNewestCompleteCheckpoint) {
   EXPECT_EQ(loaded.location.train_context(), 64);
 }
 
+TEST_F(LoadModelTest, DamagedCheckpointsAreNotUsed) {
+  test::write_run(dir_, model_, tokenizer_, 64, 1000);
+  const fs::path checkpoint = dir_ / "checkpoints" / "tokens-000000000001000";
+  EXPECT_NO_THROW(load_model(checkpoint));
+  test::write_text(checkpoint / "config.json", read_file(checkpoint / "config.json") + " ");
+  expect_error([&] { load_model(checkpoint); }, "config.json does not have its checksum");
+  expect_error([&] { load_model(dir_); }, "none of the checkpoints");
+  fs::remove(checkpoint / "checksums.json");
+  EXPECT_NO_THROW(load_model(checkpoint)) << "a model directory like any other";
+}
+
+TEST_F(LoadModelTest, ADamagedRunJsonIsNamed) {
+  test::write_run(dir_, model_, tokenizer_, 64, 1000);
+  for (const char* text : {"{", "[]", "{\"config\": 1}"}) {
+    test::write_text(dir_ / "run.json", text);
+    expect_error([&] { locate_model(dir_).train_context(); }, "run.json is damaged");
+  }
+}
+
 TEST_F(LoadModelTest, CheckpointFolderKnowsItsRun) {
   test::write_run(dir_, model_, tokenizer_, 64, 1000);
   const ModelLocation location = locate_model(dir_ / "checkpoints" / "tokens-000000000001000" / "");
