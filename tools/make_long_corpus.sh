@@ -7,7 +7,7 @@
 set -eu
 package=linux-source-6.1
 version=6.1.192-3
-shortest=48k     # of a document: some 23,000 tokens of GPT-2
+shortest=48k     # a document is longer: some 23,000 tokens of GPT-2
 held_out=16      # documents
 longest=196608   # bytes that a held-out one has at least
 
@@ -17,19 +17,21 @@ fail() {
   exit 1
 }
 [ $# -eq 1 ] || [ $# -eq 2 ] || fail "no folder to write to" "usage: tools/make_long_corpus.sh DIR [MB]"
-[ ! -e "$1" ] || exit 0
+dir=${1%/}
+[ ! -e "$dir" ] || exit 0
 for command in apt-get dpkg-deb xz zstd jq; do
   command -v $command >/dev/null 2>&1 || fail "the command $command is missing" "apt-get install apt dpkg xz-utils zstd jq"
 done
 mb=${2:-170}
 
 # Built beside and renamed, so that a run that was cut short is not taken for a corpus.
-rm -rf "$1.new"
-mkdir -p "$1.new/unpacked"
-new=$(cd "$1.new" && pwd)
+rm -rf "$dir.new"
+mkdir -p "$dir.new/unpacked"
+new=$(cd "$dir.new" && pwd)
 (cd "$new/unpacked" && apt-get -q -o APT::Sandbox::User=root download $package=$version) ||
   fail "apt-get has no $package $version" "apt-get update; versions that are gone are at snapshot.debian.org, and another one is another corpus"
-dpkg-deb --fsys-tarfile "$new/unpacked/"*.deb | tar -xO "./usr/src/$package.tar.xz" | tar -xJ -C "$new/unpacked"
+dpkg-deb --extract "$new/unpacked/"*.deb "$new/unpacked"
+tar -xJf "$new/unpacked/usr/src/$package.tar.xz" -C "$new/unpacked"
 cd "$new/unpacked/$package"
 
 # What is mostly numbers (tables of registers, of characters) is left out. Sums of the contents give an order that has
@@ -46,8 +48,10 @@ awk -v longest=$longest -v held_out=$held_out -v bytes="${mb}000000" -v dir="$ne
 ' "$new/order"
 
 for part in train valid; do
-  xargs -n 1 jq -Rsc '{path: input_filename, text: .}' < "$new/$part.files" |
-    zstd -q -19 --long=27 -T0 -o "$new/$part.jsonl.zst"
+  # A file between, since of two commands in a pipe the shell only hears of the last.
+  xargs -n 1 jq -Rsc '{path: input_filename, text: .}' < "$new/$part.files" > "$new/$part.jsonl"
+  zstd -q -19 --long=27 -T0 -o "$new/$part.jsonl.zst" < "$new/$part.jsonl"
+  rm "$new/$part.jsonl"
   echo "$part: $(wc -l < "$new/$part.files") documents of $package $version" >&2
 done
 rm -r "$new/unpacked" "$new/order"

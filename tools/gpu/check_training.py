@@ -4,7 +4,8 @@
 usage: tools/gpu/check_training.py FOX [--device cuda] [--kills 2] [--out FILE] [--set table.key=value …]
 
 A FoX (Pro) of two layers at the published length, 24 steps of two micro-batches on random words, a checkpoint every 4
-steps, with train.deterministic. Exit status 1 when something is not as it should be.
+steps, an evaluation every 2, with train.deterministic. On a GPU steps are repeated as a CUDA graph, and a run without one
+ends with the same bits. Exit status 1 when something is not as it should be.
 """
 
 import argparse
@@ -21,20 +22,22 @@ import time
 STEP, STEPS = 32768, 24
 
 
-def write_text(path):
-    random.seed(1)
+def write_text(path, count=200000, seed=1):
+    random.seed(seed)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(random.choices(letters, k=random.randint(1, 8))) for _ in range(5000)]
-    path.write_text(" ".join(random.choices(words, k=200000)))
+    path.write_text(" ".join(random.choices(words, k=count)))
 
 
 def command(a, folder, name, *settings):
     base = ["model.hidden_size=256", "model.num_hidden_layers=2", "model.num_heads=4",
-            f'data.train=["{folder}/text.txt"]', "data.valid=[]", "data.format=text", "data.tokenizer=gpt2",
+            f'data.train=["{folder}/text.txt"]', f'data.valid=["{folder}/valid.txt"]', "data.format=text", "data.tokenizer=gpt2",
             f"data.cache={folder}/tokens", f"output.dir={folder}/{name}",
             f"train.batch_tokens={STEP}", f"train.micro_batch_tokens={STEP // 2}", f"train.max_tokens={STEP * STEPS}",
             f"train.warmup_tokens={2 * STEP}", f"output.checkpoint_interval_tokens={4 * STEP}", "output.log_interval_steps=1",
-            "eval.max_tokens=16384", "train.deterministic=true", "output.keep_last=1"]
+            "eval.max_tokens=16384", f"eval.interval_tokens={2 * STEP}", "train.deterministic=true", "output.keep_last=1"]
+    if a.device.startswith("cuda"):
+        base.append("train.cuda_graph=on")
     run = [a.fox, "train", "configs/longcrawl64/fox_pro_125m_2.7b.toml", "--device", a.device]
     return run + [x for s in [*base, *settings, *a.set] for x in ("--set", s)]
 
@@ -66,10 +69,13 @@ def run_and_kill(a, folder, name, after):
 def check_kills(a, folder):
     subprocess.run(command(a, folder, "whole"), check=True, stderr=subprocess.DEVNULL)
     print("undisturbed run done", file=sys.stderr)
+    subprocess.run(command(a, folder, "no_graph", "train.cuda_graph=off"), check=True, stderr=subprocess.DEVNULL)
     killed = [run_and_kill(a, folder, "killed", STEPS * (i + 1) // (a.kills + 1) + 1) for i in range(a.kills)]
     print("killed", killed, file=sys.stderr)
     subprocess.run(command(a, folder, "killed"), check=True, stderr=subprocess.DEVNULL)
-    return {"kills": sum(killed), "same_bits": all(killed) and result_of(folder, "whole") == result_of(folder, "killed")}
+    whole = result_of(folder, "whole")
+    return {"kills": sum(killed), "same_bits": all(killed) and whole == result_of(folder, "killed"),
+            "same_bits_without_graph": whole == result_of(folder, "no_graph")}
 
 
 def check_not_finite(a, folder):
@@ -94,11 +100,13 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_text(folder / "text.txt")
+        write_text(folder / "valid.txt", count=30000, seed=2)
         result = {"device": a.device, "killed": check_kills(a, folder), "not_finite": check_not_finite(a, folder)}
     print(json.dumps(result, indent=2))
     if a.out:
         a.out.write_text(json.dumps(result, indent=2) + "\n")
-    return 0 if result["killed"]["same_bits"] and result["not_finite"]["ok"] else 1
+    killed = result["killed"]
+    return 0 if killed["same_bits"] and killed["same_bits_without_graph"] and result["not_finite"]["ok"] else 1
 
 
 if __name__ == "__main__":
