@@ -149,6 +149,7 @@ TrainMeasurement bench_train(const TrainOptions& options) {
   model::LanguageModel model(model_config(x));
   // Weights are drawn where they are needed: on the host, 760 M of them take longer than the measurement.
   train::place_model(model, device, x.precision, x.activation_checkpointing);
+  if (ranks.rank() == 0) train::warn_of_idle_graph(x.cuda_graph, device, ranks.size());
   model.init(x.seed);
 
   TrainMeasurement m = measurement_of(x);

@@ -110,6 +110,9 @@ class Loader {
   }
 
   RunConfig load() {
+    // A table that is misspelt is told before what is missing without it.
+    root_.accept({"model", "data", "train", "eval", "output"});
+    root_.finish();
     RunConfig config;
     config.model = read_model();
     read_data(config.data);
@@ -121,7 +124,6 @@ class Loader {
     visit(config.output, TableReading{output});
     output.finish();
     if (config.output.dir.empty()) output.fail("dir", "is missing", "for example: dir = \"runs/first\"");
-    root_.finish();
     return config;
   }
 
@@ -192,8 +194,9 @@ class Loader {
     const auto multiple = [&](const char* key, int64_t value, const char* of, int64_t unit) {
       if (value % unit == 0) return;
       table.fail(key, fmt::format("= {} is no multiple of {} = {}", value, of, unit),
-                 fmt::format("the nearest are {} and {}", std::max(value / unit, int64_t{1}) * unit,
-                             (value / unit + 1) * unit));
+                 value < unit
+                     ? fmt::format("the smallest is {}", unit)
+                     : fmt::format("the nearest are {} and {}", value / unit * unit, (value / unit + 1) * unit));
     };
     multiple("batch_tokens", train.batch_tokens, "data.context", data.context);
     multiple("micro_batch_tokens", train.micro_batch_tokens, "data.context", data.context);

@@ -15,8 +15,8 @@ namespace fox {
 struct DataConfig {
   std::string format = "text";     // or "longcrawl64": train and valid are its zarr arrays
   std::vector<std::string> train;  // text or JSON lines, files or folders; or one token store
-  std::vector<std::string> valid;  // held-out text; or a share of the training documents, below
-  double valid_fraction = 0;       // last documents of `train` kept out when `valid` is empty
+  std::vector<std::string> valid;  // held-out text; or a share of the training files, below
+  double valid_fraction = 0;       // share of the files of `train`, the last, kept out when `valid` is empty
   std::string tokenizer = "gpt2";  // "gpt2", "gpt2-json" (LongCrawl64's), "bytes", a tokenizer.json, a .model file
   std::optional<int64_t> merges;   // only the first N merges of gpt2
   int64_t context = 1024;          // training context length T

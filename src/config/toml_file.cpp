@@ -42,14 +42,15 @@ class Converter {
     if (const auto* number = node.as_integer()) return number->get();
     if (const auto* flag = node.as_boolean()) return flag->get();
     const auto* number = node.as_floating_point();
-    if (!number) fail(node, path, "cannot be a date or a time");
-    if (!std::isfinite(number->get())) fail(node, path, "must be finite");
+    if (!number) fail(node, path, "cannot be a date or a time", "give a number, a string, true or false");
+    if (!std::isfinite(number->get())) fail(node, path, "must be finite", "give a finite number");
     return number->get();
   }
 
  private:
-  [[noreturn]] void fail(const toml::node& node, const std::string& path, const std::string& problem) const {
-    throw UsageError(fmt::format("{}: '{}' {}", place(node), path, problem), "give a number, a string, true or false");
+  [[noreturn]] void fail(const toml::node& node, const std::string& path, const std::string& problem,
+                         const std::string& hint) const {
+    throw UsageError(fmt::format("{}: '{}' {}", place(node), path, problem), hint);
   }
   std::string place(const toml::node& node) const {
     const auto line = node.source().begin.line;

@@ -26,6 +26,10 @@ CorpusPart find_part(const DataConfig& config, const std::vector<std::string>& s
   if (sources.empty()) return part;
   try {
     part.store = config.format == "longcrawl64" ? fs::path(sources.front()) : data::named_store(sources);
+    if (!part.store.empty() && !fs::is_directory(part.store)) {
+      throw Error(fmt::format("there is no folder {}", part.store.string()),
+                  "name LongCrawl64's train.zarr, or its heldout.zarr for data.valid");
+    }
     if (part.store.empty()) part.files = data::find_text_files({sources.begin(), sources.end()});
   } catch (const Error& error) {
     throw Error(fmt::format("{}: {}", key, error.what()), error.hint());
@@ -153,6 +157,10 @@ data::Tokenizer make_tokenizer(const DataConfig& config) {
   if (config.tokenizer == "gpt2-json") return data::Tokenizer::gpt2_json();
   if (config.tokenizer == "gpt2")
     return config.merges ? data::Tokenizer::gpt2(*config.merges) : data::Tokenizer::gpt2();
+  if (fs::is_directory(config.tokenizer) || !fs::exists(config.tokenizer)) {
+    throw Error(fmt::format("there is no tokenizer '{}'", config.tokenizer),
+                "known: gpt2, gpt2-json, bytes, FILE.json (tokenizer.json), FILE.model (SentencePiece's)");
+  }
   return data::Tokenizer::load(config.tokenizer);
 }
 
@@ -199,8 +207,15 @@ Corpora open_corpora(const RunConfig& config, const data::Tokenizer& tokenizer, 
     const auto shape = data::ZarrMeta::read(files.train.store).shape;
     note("train", files.train.store, shape[0], shape[0] * shape[1]);
   } else {
-    corpora.train = std::make_unique<const data::BatchStream>(open(files.train, "train", 0), config.data.context,
-                                                              config.train.seed, tokenizer.end_of_text());
+    auto store = open(files.train, "train", 0);
+    try {
+      corpora.train = std::make_unique<const data::BatchStream>(std::move(store), config.data.context,
+                                                                config.train.seed, tokenizer.end_of_text());
+    } catch (const Error&) {
+      // Too short for a context, so soon made again: a run that could not begin leaves nothing in its folder.
+      if (files.train.store.empty() && config.data.cache.empty()) fs::remove_all(folder / "train");
+      throw;
+    }
   }
   if (!files.valid.empty()) corpora.valid = open(files.valid, "valid", config.eval.max_tokens);
   return corpora;

@@ -50,6 +50,7 @@ DryRun dry_run(RunConfig config, const std::optional<std::filesystem::path>& ini
   const CorpusFiles files = find_corpus_files(config.data);
   fit_vocabulary(config.model, make_tokenizer(config.data));
   model::LanguageModel model = make_model(config, init_from);
+  warn_of_idle_graph(config.train.cuda_graph, model.parameters().front().tensor.device(), /*ranks=*/1);
   Trainer trainer(model, trainer_options(config, model));
 
   DryRun result;

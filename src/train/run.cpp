@@ -136,6 +136,7 @@ Run::Run(const RunConfig& config, data::Tokenizer tokenizer, const dist::Process
       trainer_(model_, trainer_options(config_, model_), ranks_, shard_),
       lag_(model_.parameters().front().tensor.is_cpu() ? 0 : 1) {
   if (!leader_) return;
+  warn_of_idle_graph(config_.train.cuda_graph, model_.parameters().front().tensor.device(), ranks_.size());
   writer_ = std::make_unique<CheckpointWriter>(leader_->checkpoints,
                                                [this](const fs::path& dir) { tokenizer_.save_in(dir); });
 }

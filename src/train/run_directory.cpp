@@ -84,7 +84,7 @@ std::vector<std::string> config_differences(json there, json here) {
 }
 
 RunDirectory::RunDirectory(const RunConfig& config, const std::optional<fs::path>& init_from)
-    : path_(config.output.dir), init_from_(init_from), config_(config) {
+    : path_(config.output.dir), init_from_(init_from), config_(config), made_(!fs::exists(path_)) {
   std::error_code error;
   fs::create_directories(path_, error);
   if (error) {
@@ -108,6 +108,12 @@ RunDirectory::RunDirectory(const RunConfig& config, const std::optional<fs::path
                             (path_ / "run.toml").string()));
   }
   if (!recorded.empty()) init_from_ = recorded;
+}
+
+RunDirectory::~RunDirectory() {
+  if (!made_ || !run_.is_null()) return;
+  std::error_code not_empty;  // then it stays
+  for (const char* name : {"checkpoints", "tokens", ".lock", ""}) fs::remove(path_ / name, not_empty);
 }
 
 void RunDirectory::begin(int64_t tokens, const json& data, int64_t parameters, int ranks) {

@@ -20,7 +20,7 @@ std::vector<std::string> all_differences(const nlohmann::json& there, const nloh
 
 /// The same, named "there" and "here", without the keys that change neither what is learnt nor what is measured:
 /// output.* (where and how often something is written), data.cache, train.device, .threads, .max_bad_steps,
-/// .activation_checkpointing, .deterministic, .shard_optimizer, .rank_timeout_s and .sequence_ranks.
+/// .activation_checkpointing, .deterministic, .shard_optimizer, .rank_timeout_s, .sequence_ranks and .cuda_graph.
 std::vector<std::string> config_differences(nlohmann::json there, nlohmann::json here);
 
 /// The folder of one training run, for the one process that writes in it:
@@ -32,6 +32,10 @@ class RunDirectory {
   /// it holds a run with another configuration: its differences are listed and nothing is changed. `init_from` is the
   /// folder that the first weights came from; an existing run remembers its own.
   RunDirectory(const RunConfig& config, const std::optional<std::filesystem::path>& init_from);
+  /// Removes a folder that it made and in which no training began, unless it holds something (token stores).
+  ~RunDirectory();
+  RunDirectory(const RunDirectory&) = delete;
+  RunDirectory& operator=(const RunDirectory&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
   const std::optional<std::filesystem::path>& init_from() const { return init_from_; }
@@ -44,6 +48,7 @@ class RunDirectory {
   std::filesystem::path path_;
   std::optional<std::filesystem::path> init_from_;
   RunConfig config_;
+  bool made_;  ///< here
   std::unique_ptr<DirectoryLock> lock_;
   nlohmann::json run_;  ///< run.json
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "train/setup.h"
@@ -36,7 +37,9 @@ void RunLog::show(const StepResult& result) {
     message(fmt::format("warning: step {} was not applied: {} (contexts {} to {} of the data)", result.step,
                         result.fault, first, result.tokens / context_ - 1));
   }
-  progress_.update(result.tokens, fmt::format("loss {:.4f}, gradient norm {:.3g}", result.loss, result.grad_norm));
+  // A norm may be -nan; its absolute value is nan.
+  progress_.update(result.tokens,
+                   fmt::format("loss {:.4f}, gradient norm {:.3g}", result.loss, std::abs(result.grad_norm)));
 }
 
 void RunLog::write_step(const StepResult& result, double tokens_per_s, double data_wait) {

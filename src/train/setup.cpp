@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
@@ -65,6 +66,12 @@ bool repeats_steps(const std::string& cuda_graph, const model::LanguageModel& mo
   const double launching = kLaunchSeconds * static_cast<double>(model.config().num_hidden_layers);
   const double computing = 3 * model.flops_per_token(context) * static_cast<double>(tokens) / kFlops;
   return computing < 2 * launching;
+}
+
+void warn_of_idle_graph(const std::string& cuda_graph, at::Device device, int ranks) {
+  if (cuda_graph != "on" || (device.is_cuda() && ranks == 1)) return;
+  fmt::print(stderr, "warning: cuda_graph = \"on\" has no effect {}: one GPU alone repeats steps as a CUDA graph\n",
+             device.is_cuda() ? "among several ranks" : "on a CPU");
 }
 
 TrainerOptions trainer_options(const RunConfig& config, const model::LanguageModel& model) {

@@ -34,6 +34,9 @@ void place_model(model::LanguageModel& model, at::Device device, const std::stri
 /// larger model gains nothing and would keep the memory of its activations while it evaluates.
 bool repeats_steps(const std::string& cuda_graph, const model::LanguageModel& model, int64_t context, int64_t tokens);
 
+/// Tells standard error when train.cuda_graph = "on" has no effect: on a CPU, and among several ranks.
+void warn_of_idle_graph(const std::string& cuda_graph, at::Device device, int ranks);
+
 TrainerOptions trainer_options(const RunConfig& config, const model::LanguageModel& model);
 
 /// Steps until max_tokens are read.

@@ -94,6 +94,13 @@ TEST(LongCrawl64Run, MissingChunksAreFoundBeforeTheFirstStep) {
   }
 }
 
+TEST(LongCrawl64Run, AMissingArrayIsNamed) {
+  test::TemporaryFolder folder;
+  RunConfig config = published_run(folder.path());
+  config.data.valid = {(folder.path() / "nowhere.zarr").string()};
+  EXPECT_TRUE(contains(error_of(config), "data.valid: there is no folder " + config.data.valid[0]));
+}
+
 TEST(LongCrawl64Run, ItsArraysAreNoText) {
   test::TemporaryFolder folder;
   RunConfig config = published_run(folder.path());

@@ -296,13 +296,15 @@ std::string error_after(const std::function<void(RunConfig&, const fs::path&)>& 
   return error_of(config);
 }
 
-TEST(Text, TooShortSaysByHowMuch) {
-  const auto error = error_after([](RunConfig& config, const fs::path& folder) {
-    std::ofstream(folder / "short.txt") << "ten bytes.";
-    config.data.train = {(folder / "short.txt").string()};
-  });
+TEST(Text, TooShortSaysByHowMuchAndLeavesNothing) {
+  test::TemporaryFolder folder;
+  RunConfig config = small_run(folder.path());
+  std::ofstream(folder.path() / "short.txt") << "ten bytes.";
+  config.data.train = {(folder.path() / "short.txt").string()};
+  const auto error = error_of(config);
   EXPECT_TRUE(contains(error, "11"));  // ten bytes and the token that starts the document
   EXPECT_TRUE(contains(error, "16"));
+  EXPECT_FALSE(fs::exists(config.output.dir));
 }
 
 TEST(Text, EmptyDocumentsAreNoObstacle) {
@@ -344,11 +346,20 @@ TEST(Text, AFractionHoldsOutTheLastDocuments) {
   config.output.dir += "-one";
   config.data.train = {(folder.path() / "text" / "0.txt").string()};
   EXPECT_TRUE(contains(error_of(config), "leaves nothing to train on"));
+  EXPECT_FALSE(fs::exists(config.output.dir)) << "a start that failed leaves nothing behind";
+  fs::create_directory(config.output.dir);
+  EXPECT_NE(error_of(config), "");
+  EXPECT_TRUE(fs::exists(config.output.dir)) << "but what was there";
 }
 
 TEST(Text, AVocabularyTooSmallForTheTokenizerIsRefused) {
   EXPECT_TRUE(
       contains(error_after([](RunConfig& config, const fs::path&) { config.model.vocab_size = 100; }), "257 ids"));
+}
+
+TEST(Text, AnUnknownTokenizerIsRefused) {
+  EXPECT_TRUE(contains(error_after([](RunConfig& config, const fs::path&) { config.data.tokenizer = "gpt3"; }),
+                       "there is no tokenizer 'gpt3'"));
 }
 
 TEST(Run, AnUnknownDeviceIsRefused) {

@@ -20,5 +20,16 @@ TEST(CudaGraph, IsForStepsThatLaunchingHoldsUp) {
   }
 }
 
+TEST(CudaGraph, IsMissedWhereItWasAskedForInVain) {
+  const auto said = [](const char* cuda_graph, at::Device device, int ranks) {
+    testing::internal::CaptureStderr();
+    warn_of_idle_graph(cuda_graph, device, ranks);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_TRUE(said("on", at::kCPU, 1).starts_with("warning: cuda_graph = \"on\" has no effect on a CPU"));
+  EXPECT_TRUE(said("on", at::kCUDA, 2).starts_with("warning: cuda_graph = \"on\" has no effect among several ranks"));
+  EXPECT_EQ(said("on", at::kCUDA, 1) + said("auto", at::kCPU, 1) + said("off", at::kCPU, 2), "");
+}
+
 }  // namespace
 }  // namespace fox::train
