@@ -21,8 +21,8 @@ macro(fox_cuda_backend)
   # the newest from the PTX of SM90.
   file(GLOB _kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cuda/*.cu)
   set(_hopper ${_kernels})
-  list(FILTER _hopper INCLUDE REGEX "(_sm90|/delta_net)[^/]*$")  # the latter: copy engine
-  list(FILTER _kernels EXCLUDE REGEX "(_sm90|/delta_net)[^/]*$")
+  list(FILTER _hopper INCLUDE REGEX "_sm90[^/]*$")
+  list(FILTER _kernels EXCLUDE REGEX "_sm90[^/]*$")
   add_library(room_kernels_cuda OBJECT ${_kernels})
   set_target_properties(room_kernels_cuda PROPERTIES CUDA_ARCHITECTURES "80-real;90")
   add_library(room_kernels_cuda_sm90 OBJECT ${_hopper})

@@ -23,7 +23,7 @@ for source in src/kernels/cuda/*.cu; do
   objects+=("$object")
   up_to_date "$object" "$out/$name.d" && continue
   arch="-gencode=arch=compute_90,code=sm_90"
-  [[ $name == *_sm90_* || $name == delta_net ]] && arch="-gencode=arch=compute_90a,code=sm_90a"
+  [[ $name == *_sm90* ]] && arch="-gencode=arch=compute_90a,code=sm_90a"
   nice "$nvcc" $arch -std=c++20 -O3 -Isrc -Xcompiler -fPIC,-Wall -Xptxas -v \
     -MMD -MF "$out/$name.d" -c "$source" -o "$object.tmp" > "$out/$name.log" 2>&1 || { cat "$out/$name.log"; exit 1; }
   if grep -E 'C75(1|2)[0-9]' "$out/$name.log"; then echo "$name: WGMMA is serialised" >&2; exit 1; fi

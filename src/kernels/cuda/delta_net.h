@@ -27,6 +27,7 @@ struct DeltaNetGradients {
   float* dfirst;                ///< (B, H, D, D)
 };
 
+/// Whether the current device and these sizes have kernels: Hopper, heads of 64 or 128.
 bool delta_net_supported(int64_t key_dim, int64_t value_dim);
 /// Bytes of scratch memory of the passes.
 int64_t delta_net_workspace(const DeltaNetParams& p, bool backward);

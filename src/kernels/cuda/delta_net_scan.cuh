@@ -1,6 +1,6 @@
 #pragma once
 
-// DeltaNet's chain of states (see delta_net.cu). Four warps own 16 or 32 columns of the state, transposed, as
+// DeltaNet's chain of states (see delta_net_sm90.cu). Four warps own 16 or 32 columns of the state, transposed, as
 // accumulators: a quarter of its keys each. Of Nᵀ each makes 16 tokens. What the others need of both goes through
 // shared memory in bf16, as operands are rounded anyway: two barriers a chunk. What is not of the chain is fetched by a
 // fifth warp, and is in registers before the chain needs it.

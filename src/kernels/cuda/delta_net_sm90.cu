@@ -9,6 +9,7 @@
 // The scan is in delta_net_scan.cuh. States are stored transposed, (value, key).
 
 #include "kernels/cuda/delta_net_scan.cuh"
+#include "kernels/cuda/forgetting_attn_prefix.h"
 
 namespace fox::cuda {
 namespace {
@@ -539,7 +540,7 @@ cudaError_t backward(const Args& a, cudaStream_t stream) {
 }  // namespace
 
 bool delta_net_supported(int64_t key_dim, int64_t value_dim) {
-  return key_dim == value_dim && (key_dim == 64 || key_dim == 128);
+  return compute_capability() == 90 && key_dim == value_dim && (key_dim == 64 || key_dim == 128);
 }
 
 int64_t delta_net_workspace(const DeltaNetParams& p, bool backward) {
