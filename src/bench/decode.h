@@ -10,7 +10,7 @@
 namespace fox::bench {
 
 struct DecodeOptions {
-  std::string device = "cuda";
+  std::string device = "cpu";
   std::string dtype = {};  ///< bfloat16 or float16, on the CPU also float32; bfloat16, on the CPU float32
   /// Keys × sequences, e.g. {65536, 8}; by default (65536, 1), (65536, 8), (16384, 32), on the CPU (1024, 2).
   std::vector<std::pair<int64_t, int64_t>> sizes = {};

@@ -333,8 +333,13 @@ std::string mixers_table_head() {
 }
 
 std::string table_row(const MixersMeasurement& m) {
-  return fmt::format("{:<16} {:<17} {:>4} {:>6} {:>9.3f} {:>8.3f} {:>11.0f} {:>9.1f} {:>5.2f}x {:>9.1f}", m.op,
-                     m.direction, m.B, m.T, m.ms, m.ms_spread, m.tokens_per_s, m.gflops, m.ratio, m.peak_mib);
+  // 0 is what was not measured.
+  const auto measured = [](double value, fmt::format_string<double&> format) {
+    return value == 0 ? "–" : fmt::format(format, value);
+  };
+  return fmt::format("{:<16} {:<17} {:>4} {:>6} {:>9.3f} {:>8.3f} {:>11.0f} {:>9} {:>6} {:>9}", m.op, m.direction, m.B,
+                     m.T, m.ms, m.ms_spread, m.tokens_per_s, measured(m.gflops, "{:.1f}"), measured(m.ratio, "{:.2f}x"),
+                     measured(m.peak_mib, "{:.1f}"));
 }
 
 }  // namespace fox::bench

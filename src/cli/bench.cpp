@@ -10,6 +10,7 @@
 #include "bench/attention.h"
 #include "bench/decode.h"
 #include "cli/commands.h"
+#include "cli/shared_options.h"
 
 namespace fox::cli {
 namespace {
@@ -56,13 +57,17 @@ void add_attention(CLI::App& command) {
       ->add_option("--lengths", options.lengths, "Context lengths (default: 1024,2048,4096, on CUDA 4096,16384,65536)")
       ->delimiter(',');
   attention->add_option("--batch", options.batch, "Sequences (default: 1, on CUDA as many as make 32,768 tokens)")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1));
   attention->add_option("--heads", options.heads, "Heads (default: 4, on CUDA as many as make 1,536 channels)")
-      ->check(CLI::PositiveNumber);
-  attention->add_option("--head-dim", options.head_dim, "Head dimension")->capture_default_str();
+      ->check(whole_number(1));
+  attention->add_option("--head-dim", options.head_dim, "Head dimension")
+      ->check(whole_number(1))
+      ->capture_default_str();
   attention->add_flag("--prune,!--no-prune", options.prune, "Also measure adaptive pruning (on unless --no-prune)");
-  attention->add_option("--repetitions", options.repetitions, "Turns that count")->capture_default_str();
-  attention->add_option("--threads", options.threads, "CPU threads (0: one a core)")->capture_default_str();
+  attention->add_option("--repetitions", options.repetitions, "Turns that count")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  add_threads(*attention, options.threads);
   attention->add_flag("--json", arguments->json, "One JSON object a line");
   attention->footer(
       "Examples: fox bench attention --lengths 1024,4096 --json\n"
@@ -86,16 +91,19 @@ void add_decode(CLI::App& command) {
   auto arguments = std::make_shared<BenchArguments<bench::DecodeOptions>>();
   auto sizes = std::make_shared<std::vector<std::string>>();
   bench::DecodeOptions& options = arguments->options;
-  decode->add_option("--device", options.device, "cuda, cuda:N or cpu")->capture_default_str();
+  decode->add_option("--device", options.device, "cpu, cuda or cuda:N")->capture_default_str();
   decode->add_option("--dtype", options.dtype,
-                     "bfloat16, float16, on the CPU also float32 (default: the first and last)");
-  decode->add_option("--sizes", *sizes, "KEYSxSEQUENCES (default: 65536x1,65536x8,16384x32)")->delimiter(',');
+                     "bfloat16, float16, on the CPU also float32 (default: float32, on CUDA bfloat16)");
+  decode->add_option("--sizes", *sizes, "KEYSxSEQUENCES (default: 1024x2, on CUDA 65536x1,65536x8,16384x32)")
+      ->delimiter(',');
   decode->add_option("--heads", options.heads, "Heads (default: as many as make 1,536 channels)")
-      ->check(CLI::PositiveNumber);
-  decode->add_option("--head-dim", options.head_dim, "Head dimension")->capture_default_str();
-  decode->add_option("--repetitions", options.repetitions, "Turns that count")->capture_default_str();
+      ->check(whole_number(1));
+  decode->add_option("--head-dim", options.head_dim, "Head dimension")->check(whole_number(1))->capture_default_str();
+  decode->add_option("--repetitions", options.repetitions, "Turns that count")
+      ->check(whole_number(1))
+      ->capture_default_str();
   decode->add_flag("--json", arguments->json, "One JSON object a line");
-  decode->footer("Example: fox bench decode --sizes 65536x8 --json");
+  decode->footer("Example: fox bench decode --device cuda --sizes 65536x8 --json");
   decode->callback([arguments, sizes] {
     for (const auto& size : *sizes) arguments->options.sizes.push_back(parse_size(size));
     run_decode(*arguments);

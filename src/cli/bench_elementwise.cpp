@@ -6,6 +6,7 @@
 
 #include "bench/elementwise.h"
 #include "cli/commands.h"
+#include "cli/shared_options.h"
 
 namespace fox::cli {
 namespace {
@@ -38,11 +39,13 @@ void register_bench_elementwise(CLI::App& bench) {
                       "float32, float64, bfloat16 or float16 (default: float32, on CUDA bfloat16)");
   command->add_option("--rows", options.rows, "Tokens (default: 4096, on CUDA 65536,16384)")->delimiter(',');
   command->add_option("--widths", options.widths, "Channels (default: 768, on CUDA 768,1024,1536)")->delimiter(',');
-  command->add_option("--head-dim", options.head_dim, "Head dimension")->capture_default_str();
+  command->add_option("--head-dim", options.head_dim, "Head dimension")->check(whole_number(1))->capture_default_str();
   command->add_flag("--lm-head,!--no-lm-head", options.lm_head, "Also measure the LM head (on unless --no-lm-head)");
   command->add_option("--vocab", options.vocab, "Vocabulary of the LM head (default: 4096, on CUDA 50304)");
-  command->add_option("--repetitions", options.repetitions, "Turns that count")->capture_default_str();
-  command->add_option("--threads", options.threads, "CPU threads (0: one a core)")->capture_default_str();
+  command->add_option("--repetitions", options.repetitions, "Turns that count")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  add_threads(*command, options.threads);
   command->add_flag("--json", arguments->json, "One JSON object a line");
   command->footer("Example: fox bench elementwise --device cuda --widths 1536");
   command->callback([arguments] { run(*arguments); });

@@ -6,6 +6,7 @@
 #include "base/progress.h"
 #include "bench/loader.h"
 #include "cli/commands.h"
+#include "cli/shared_options.h"
 
 namespace fox::cli {
 namespace {
@@ -35,20 +36,16 @@ void register_bench_loader(CLI::App& bench) {
   bench::LoaderOptions& options = arguments->options;
   command->add_option("DIR", options.dir,
                       "A token store or an array of LongCrawl64 (default: one of each, made of random tokens)");
-  command->add_option("--context", options.context, "Tokens a context")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  command->add_option("--context", options.context, "Tokens a context")->check(whole_number(1))->capture_default_str();
   command->add_option("--batch-tokens", options.batch_tokens, "Tokens a batch")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   command->add_option("--threads", options.threads, "Threads that make batches")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1, 4096))
       ->capture_default_str();
-  command->add_option("--tokens", options.tokens, "Tokens a repetition")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  command->add_option("--tokens", options.tokens, "Tokens a repetition")->check(whole_number(1))->capture_default_str();
   command->add_option("--repetitions", options.repetitions, "Repetitions that count")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   command->add_flag("--json", arguments->json, "One JSON object a line");
   command->footer("Example: fox bench loader --threads 2 --json");

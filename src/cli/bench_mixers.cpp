@@ -6,6 +6,7 @@
 
 #include "bench/mixers.h"
 #include "cli/commands.h"
+#include "cli/shared_options.h"
 
 namespace fox::cli {
 namespace {
@@ -46,11 +47,13 @@ void register_bench_mixers(CLI::App& bench) {
   command
       ->add_option("--tokens", options.tokens,
                    "Tokens of a call: as many sequences as make so many (default: 2048, on CUDA 65536)")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1));
   command->add_option("--width", options.width, "Channels, a multiple of 128 (default: 256, on CUDA 1536)")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--repetitions", options.repetitions, "Turns that count")->capture_default_str();
-  command->add_option("--threads", options.threads, "CPU threads (0: one a core)")->capture_default_str();
+      ->check(whole_number(1));
+  command->add_option("--repetitions", options.repetitions, "Turns that count")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  add_threads(*command, options.threads);
   command->add_flag("--json", arguments->json, "One JSON object a line");
   command->footer("Example: fox bench mixers --lengths 512,4096 --json");
   command->callback([arguments] { run(*arguments); });

@@ -5,6 +5,7 @@
 
 #include "bench/train.h"
 #include "cli/commands.h"
+#include "cli/shared_options.h"
 #include "config/published_models.h"
 #include "dist/launch.h"
 
@@ -36,13 +37,13 @@ void register_bench_train(CLI::App& bench) {
                    fmt::format("{}; or a size, which means fox_pro", fmt::join(published_models(), ", ")))
       ->capture_default_str();
   command->add_option("--size", x.size, fmt::format("{}", fmt::join(published_sizes(), ", ")))->capture_default_str();
-  command->add_option("--length", x.length, "Context length")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--batch", x.batch, "Sequences a micro-batch")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--length", x.length, "Context length")->check(whole_number(1))->capture_default_str();
+  command->add_option("--batch", x.batch, "Sequences a micro-batch")->check(whole_number(1))->capture_default_str();
   command->add_option("--micro-batches", x.micro_batches, "Micro-batches a step")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   command->add_option("--sequence-ranks", x.sequence_ranks, "So many ranks hold their sequences together")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   command
       ->add_option("--gates", x.gates,
@@ -56,9 +57,9 @@ void register_bench_train(CLI::App& bench) {
       ->capture_default_str();
   command->add_option("--precision", x.precision, "bf16 (float32 masters), float32 or float64")->capture_default_str();
   command->add_option("--device", x.device, "cpu, cuda or cuda:N")->capture_default_str();
-  command->add_option("--steps", x.steps, "Steps that are timed")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--warm-up", x.warm_up, "Steps before them")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--threads", x.threads, "CPU threads (0: one a core)")->capture_default_str();
+  command->add_option("--steps", x.steps, "Steps that are timed")->check(whole_number(1))->capture_default_str();
+  command->add_option("--warm-up", x.warm_up, "Steps before them")->check(whole_number(1))->capture_default_str();
+  add_threads(*command, x.threads);
   command->add_option("--trace", x.trace, "Write a trace of the profiled steps here (chrome://tracing)");
   command->add_flag("--json", arguments->json, "One JSON object on a line");
   command->footer(

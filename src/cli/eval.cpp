@@ -29,7 +29,7 @@ struct Row {
 };
 
 std::string number(const json& value, const char* format) {
-  return value.is_number() ? fmt::format(fmt::runtime(format), value.get<double>()) : "-";
+  return value.is_number() ? fmt::format(fmt::runtime(format), value.get<double>()) : "–";
 }
 
 /// One line a model and one column a position bin, of what `field` names.
@@ -46,7 +46,7 @@ void print_bins(const std::vector<Row>& rows, const std::string& title, const ch
     fmt::print("{:<{}}", row.name, width);
     for (const json& bin : row.loss["per_token"]["bins"]) {
       const std::string error = error_field ? " ± " + number(bin[error_field], "{:.3f}") : "";
-      // fmt counts code points, so "±" does not disturb the columns.
+      // fmt counts code points, so "±" and "–" do not disturb the columns.
       fmt::print(" {:>15}", number(bin[field], format) + error);
     }
     fmt::print("\n");
@@ -87,6 +87,7 @@ void print_tables(const std::vector<Row>& rows) {
 }
 
 void run_loss(EvalArguments& arguments) {
+  check_out(arguments.out);
   arguments.compute.apply();
   infer::LoadedModel loaded = arguments.compute.load(arguments.dirs.front());
   const eval::HeldOutText text(loaded, arguments.data_paths());
@@ -105,6 +106,7 @@ void run_report_files(EvalArguments& arguments) {
   arguments.options.data = arguments.data_paths();
   arguments.options.device = arguments.compute.device();
   arguments.options.compute = arguments.compute.compute();
+  for (const std::string& dir : arguments.dirs) eval::check_evaluation(infer::locate_model(dir), arguments.options);
   std::vector<Row> rows;
   json all = json::object();
   for (const std::string& dir : arguments.dirs) {
@@ -128,15 +130,16 @@ void run_report_files(EvalArguments& arguments) {
 
 void add_loss_options(CLI::App& command, eval::PerTokenLossOptions& options) {
   command.add_option("--length", options.length, "Tokens a window (default: 4 x the training length)")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1));
   command
       .add_option("--stride", options.stride,
                   "A window starts every so many tokens (default: 32). Below the length, every position range averages "
                   "the same tokens; equal to it, windows do not overlap")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1));
   command
       .add_option("--max-tokens", options.max_tokens,
                   "Held-out tokens that count (0: all); each costs length / stride forward tokens")
+      ->check(whole_number(0))
       ->capture_default_str();
   command.add_flag("--first-word", options.first_word,
                    "Also measure accuracy on first words of lines (from a line start to the first space)");
@@ -175,10 +178,13 @@ void register_run(CLI::App& eval_command) {
                       "Text files, folders or a token store (default: the run's held-out text)");
   add_loss_options(*command, options.loss);
   command->add_option("--maps", options.gates.num_maps, "Heads whose forget and attention matrices are kept")
+      ->check(whole_number(0))
       ->capture_default_str();
   command->add_option("--prompt", options.prompts, "Texts to continue (default: the first line of the held-out text)")
       ->take_all();
-  command->add_option("--sample-tokens", options.samples.max_tokens, "Tokens a sample")->capture_default_str();
+  command->add_option("--sample-tokens", options.samples.max_tokens, "Tokens a sample")
+      ->check(whole_number(0))
+      ->capture_default_str();
   command->add_option("--temperature", options.samples.sampling.temperature, "Of samples")->capture_default_str();
   command->add_option("--seed", options.samples.sampling.seed, "Of samples")->capture_default_str();
   command->add_flag("--force", options.force, "Evaluate again even where nothing has changed");

@@ -40,6 +40,7 @@ void print_table(const eval::GateAnalysis& analysis) {
 }
 
 void run(GatesArguments arguments) {
+  check_out(arguments.out);
   arguments.compute.apply();
   infer::LoadedModel loaded = arguments.compute.load(arguments.dir);
   const eval::HeldOutText text(loaded, {arguments.data.begin(), arguments.data.end()});
@@ -59,7 +60,8 @@ void run(GatesArguments arguments) {
   if (!analysis.has_gates) {
     throw Error(
         fmt::format("the model in {} has no forget gates ({})", arguments.dir, loaded.model.config().model_type),
-        "`fox gates` is for Forgetting Transformers; --json prints the attention maps of any model");
+        "`fox gates` is for Forgetting Transformers; --json --maps N prints N attention maps of any model that "
+        "attends");
   }
   print_table(analysis);
 }
@@ -73,15 +75,20 @@ void register_gates(CLI::App& app) {
   command->add_option("DIR", arguments->dir, kModelHelp)->required();
   command->add_option("--data", arguments->data, "Text files or folders to read (default: the run's held-out text)");
   command->add_option("--length", options.length, "Tokens a window (default: 4 x the training length)")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--windows", options.windows, "Windows to average")->capture_default_str();
+      ->check(whole_number(1));
+  command->add_option("--windows", options.windows, "Windows to average")
+      ->check(whole_number(1))
+      ->capture_default_str();
   command
       ->add_option("--log-tolerance", options.log_pruning_tolerance,
                    "ln of the attention weight a row that pruning may drop")
       ->capture_default_str();
   command->add_option("--maps", options.num_maps, "Heads whose forget and attention matrices go into the JSON")
+      ->check(whole_number(0))
       ->capture_default_str();
-  command->add_option("--map-size", options.map_size, "Rows of those matrices at most")->capture_default_str();
+  command->add_option("--map-size", options.map_size, "Rows of those matrices at most")
+      ->check(whole_number(1))
+      ->capture_default_str();
   command->add_option("--out,-o", arguments->out, "Also write the JSON to this file");
   command->add_flag("--json", arguments->json, "Print JSON instead of a table");
   arguments->compute.add_to(*command);

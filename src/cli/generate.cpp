@@ -43,7 +43,7 @@ void print_json(const infer::Generation& made) {
 }
 
 void run(const GenerateArguments& arguments) {
-  arguments.options.sampling.validate();
+  infer::check_options(arguments.options);
   arguments.compute.apply();
   infer::LoadedModel loaded = arguments.compute.load(arguments.dir);
   const std::string prompt = read_prompt(arguments);
@@ -73,7 +73,9 @@ void register_generate(CLI::App& app) {
   CLI::App* command = app.add_subcommand("generate", "Continue a text; prints what the model writes as it is written");
   command->add_option("DIR", arguments->dir, kModelHelp)->required();
   command->add_option("--prompt,-p", arguments->prompt, "Text to continue (default: standard input)");
-  command->add_option("--max-tokens,-n", options.max_tokens, "New tokens at most")->capture_default_str();
+  command->add_option("--max-tokens,-n", options.max_tokens, "New tokens at most")
+      ->check(whole_number(0))
+      ->capture_default_str();
   command
       ->add_option("--temperature,-t", options.sampling.temperature,
                    "Below 1 keeps to likely tokens, 0 always takes the most likely")

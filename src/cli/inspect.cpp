@@ -78,7 +78,8 @@ void register_inspect(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("inspect", "What a model is made of: configuration, parameters, FLOPs by part");
   command->add_option("PATH", arguments->path, std::string(kModelHelp) + ", or a .safetensors file")->required();
-  command->add_option("--context", arguments->context, "Count FLOPs at this length (default: the training length)");
+  command->add_option("--context", arguments->context, "Count FLOPs at this length (default: the training length)")
+      ->check(whole_number(1));
   command->add_flag("--json", arguments->json, "Print JSON instead of a table");
   command->footer(
       "Example: fox inspect runs/demo/fox_pro\n"

@@ -2,12 +2,22 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "infer/load_model.h"
 #include "ops/device.h"
 
 namespace fox::cli {
+
+/// For whole numbers: refuses others than `least` to `most` ("must be at least 1").
+CLI::Validator whole_number(int64_t least, int64_t most = std::numeric_limits<int64_t>::max());
+
+/// --threads: as many as [train] threads takes, 0 (one a core) among them.
+void add_threads(CLI::App& command, int64_t& threads);
+
+/// For --out: throws fox::Error when the file cannot be made, before anything is computed for it.
+void check_out(const std::string& file);
 
 /// --device, --precision and --threads, for commands that run a model.
 struct ComputeOptions {

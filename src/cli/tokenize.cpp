@@ -8,6 +8,7 @@
 #include "base/interrupt.h"
 #include "base/progress.h"
 #include "cli/commands.h"
+#include "cli/shared_options.h"
 #include "data/token_store.h"
 #include "train/corpora.h"
 
@@ -57,7 +58,7 @@ void register_tokenize(CLI::App& app) {
                    "gpt2, gpt2-json (LongCrawl64's: of text written as a JSON string), bytes, a tokenizer.json, or "
                    "SentencePiece's .model file")
       ->capture_default_str();
-  command->add_option("--threads", arguments->threads, "CPU threads (default: all cores)")->check(CLI::PositiveNumber);
+  add_threads(*command, arguments->threads);
   command->footer(
       "Example: fox tokenize SlimPajama/train --tokenizer gpt2 --out tokens/train\n"
       "Documents keep their order (sources as given, folders by path), and the store is the same for any number of\n"

@@ -20,17 +20,15 @@ namespace {
 struct TrainArguments {
   std::string file;
   std::vector<std::string> set;
-  std::optional<std::string> init_from, device;
-  std::optional<int64_t> threads;
-  std::optional<uint64_t> seed;
+  std::optional<std::string> init_from, device, threads, seed;  // as written, for messages
   bool print_config = false, dry_run = false;
 };
 
 RunConfig load(const TrainArguments& arguments) {
   std::vector<std::string> overrides = arguments.set;
   if (arguments.device) overrides.push_back("train.device=" + *arguments.device);
-  if (arguments.threads) overrides.push_back(fmt::format("train.threads={}", *arguments.threads));
-  if (arguments.seed) overrides.push_back(fmt::format("train.seed={}", *arguments.seed));
+  if (arguments.threads) overrides.push_back("train.threads=" + *arguments.threads);
+  if (arguments.seed) overrides.push_back("train.seed=" + *arguments.seed);
   return RunConfig::load(arguments.file, overrides);
 }
 
@@ -88,8 +86,9 @@ void register_train(CLI::App& app) {
   command->add_option("--init-from", arguments->init_from,
                       "Start from the weights of this run or Hugging Face model directory");
   command->add_option("--device", arguments->device, "Short for --set train.device=…: cpu, cuda, cuda:1");
-  command->add_option("--threads", arguments->threads, "Short for --set train.threads=…: CPU threads; 0: all cores");
-  command->add_option("--seed", arguments->seed, "Short for --set train.seed=…");
+  command->add_option("--threads", arguments->threads, "Short for --set train.threads=…: CPU threads; 0: all cores")
+      ->type_name("INT");
+  command->add_option("--seed", arguments->seed, "Short for --set train.seed=…")->type_name("UINT");
   command->footer(
       "Example: fox train configs/demo/fox_pro.toml --set train.lr=2e-3 --set output.dir=runs/try\n"
       "The same command continues a run that was stopped (Ctrl-C saves a checkpoint first), bit for bit as if it had "
@@ -98,7 +97,8 @@ void register_train(CLI::App& app) {
       "same one\n"
       "again; output.*, data.cache, train.device, .threads, .max_bad_steps, .activation_checkpointing, "
       ".deterministic,\n"
-      ".shard_optimizer, .rank_timeout_s and .sequence_ranks may change. On a GPU, bits are the same each time with\n"
+      ".shard_optimizer, .rank_timeout_s, .sequence_ranks and .cuda_graph may change. On a GPU, bits are the same each "
+      "time with\n"
       "--set train.deterministic=true (a few percent slower).\n"
       "Many GPUs: torchrun --no-python --standalone --nproc-per-node 4 fox train RUN.toml --device cuda\n"
       "The ranks share each step's contexts and a run directory; docs/training.md tells more.");

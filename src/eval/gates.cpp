@@ -109,7 +109,7 @@ std::vector<std::pair<int64_t, int64_t>> choose_heads(const std::vector<HeadGate
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return heads[a].mean_log_gate < heads[b].mean_log_gate; });
-  const size_t n = std::min<size_t>(std::max<int64_t>(count, 0), heads.size());
+  const size_t n = std::min<size_t>(count, heads.size());
   std::vector<std::pair<int64_t, int64_t>> chosen;
   for (size_t i = 0; i < n; ++i) {
     const HeadGates& head = heads[order[n == 1 ? heads.size() - 1 : i * (heads.size() - 1) / (n - 1)]];
@@ -138,11 +138,20 @@ double most_skippable(int64_t length) {
 
 }  // namespace
 
-GateAnalysis analyse_gates(model::LanguageModel& model, const data::TokenStore& store, const data::Tokenizer& tokenizer,
-                           const GateOptions& options) {
+void check_options(const GateOptions& options) {
   if (options.length < 1) throw Error("the window length must be at least 1 token", "set it with --length");
   if (options.windows < 1) throw Error("at least one window is needed", "set it with --windows");
+  if (!(options.log_pruning_tolerance <= 0)) {
+    throw Error(fmt::format("ln of the pruning tolerance is {}, above 0", options.log_pruning_tolerance),
+                "set it with --log-tolerance; usual is -10");
+  }
+  if (options.num_maps < 0) throw Error("the number of maps is below 0", "set it with --maps");
   if (options.map_size < 1) throw Error("a map needs at least one row", "set it with --map-size");
+}
+
+GateAnalysis analyse_gates(model::LanguageModel& model, const data::TokenStore& store, const data::Tokenizer& tokenizer,
+                           const GateOptions& options) {
+  check_options(options);
   if (store.num_tokens() < options.length) {
     throw Error(fmt::format("the held-out text has {} tokens, {} fewer than one window of {}", store.num_tokens(),
                             options.length - store.num_tokens(), options.length),

@@ -19,6 +19,9 @@ struct GateOptions {
   int64_t map_size = 128;              ///< rows and columns of a map at most
 };
 
+/// Throws fox::Error when an option is out of range.
+void check_options(const GateOptions& options);
+
 /// One head over all tokens of all windows. A head without a gate has mean_gate 1, and no memory length or share.
 struct HeadGates {
   int64_t layer = 0, head = 0;

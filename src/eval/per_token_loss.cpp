@@ -28,16 +28,6 @@ struct Plan {
   int64_t units = 0;
 };
 
-void check_options(const PerTokenLossOptions& options) {
-  if (options.length < 1) throw Error("the window length must be at least 1 token", "set it with --length");
-  if (options.stride < 1) throw Error("the stride must be at least 1 token", "set it with --stride");
-  if (options.max_tokens < 0) throw Error("the number of held-out tokens is below 0", "0 reads all of them");
-  if (options.stride < options.length && options.length % options.stride != 0) {
-    throw Error(fmt::format("windows of {} tokens cannot start every {} tokens", options.length, options.stride),
-                "the stride must divide the length, so that each token is seen equally often in every position bin");
-  }
-}
-
 void check_enough(const data::TokenStore& store, int64_t needed) {
   if (store.num_tokens() >= needed) return;
   throw Error(fmt::format("the held-out text has {} tokens, {} fewer than one window of {}", store.num_tokens(),
@@ -145,7 +135,8 @@ void add_scores(const Plan& plan, const WindowScores& scores, const std::vector<
 }
 
 struct MeanAndError {
-  double mean = 0, error = 0;
+  double mean = 0;
+  std::optional<double> error;  // one value does not tell
 };
 
 template <typename F>
@@ -153,7 +144,8 @@ MeanAndError mean_and_error(int64_t n, F value) {
   double mean = 0, squares = 0;
   for (int64_t i = 0; i < n; ++i) mean += value(i) / static_cast<double>(n);
   for (int64_t i = 0; i < n; ++i) squares += (value(i) - mean) * (value(i) - mean);
-  return {mean, n < 2 ? 0 : std::sqrt(squares / static_cast<double>(n - 1) / static_cast<double>(n))};
+  if (n < 2) return {mean, std::nullopt};
+  return {mean, std::sqrt(squares / static_cast<double>(n - 1) / static_cast<double>(n))};
 }
 
 std::vector<PositionBin> summarise_bins(const Tally& tally, int64_t units, const PerTokenLossOptions& options) {
@@ -217,6 +209,16 @@ void summarise(const Tally& tally, const PerTokenLossOptions& options, PerTokenL
 }
 
 }  // namespace
+
+void check_options(const PerTokenLossOptions& options) {
+  if (options.length < 1) throw Error("the window length must be at least 1 token", "set it with --length");
+  if (options.stride < 1) throw Error("the stride must be at least 1 token", "set it with --stride");
+  if (options.max_tokens < 0) throw Error("the number of held-out tokens is below 0", "0 reads all of them");
+  if (options.stride < options.length && options.length % options.stride != 0) {
+    throw Error(fmt::format("windows of {} tokens cannot start every {} tokens", options.length, options.stride),
+                "the stride must divide the length, so that each token is seen equally often in every position bin");
+  }
+}
 
 HeldOutLoss held_out_loss(model::LanguageModel& model, const data::TokenStore& store, const data::Tokenizer& tokenizer,
                           int64_t context, int64_t max_tokens) {

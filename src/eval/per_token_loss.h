@@ -40,12 +40,15 @@ struct PerTokenLossOptions {
   bool progress = true;                       ///< progress bar on standard error
 };
 
+/// Throws fox::Error when the options are out of range or do not fit together.
+void check_options(const PerTokenLossOptions& options);
+
 /// Positions [begin, end) of a window.
 struct PositionBin {
   int64_t begin = 0, end = 0;
-  double loss = 0;        ///< nats a token
-  double loss_error = 0;  ///< standard error of `loss` over units (PerTokenLoss::units)
-  double accuracy = 0;    ///< share of tokens that have the largest logit
+  double loss = 0;                   ///< nats a token
+  std::optional<double> loss_error;  ///< standard error of `loss` over units (PerTokenLoss::units); of one: nothing
+  double accuracy = 0;               ///< share of tokens that have the largest logit
   std::optional<double> first_word_accuracy;
   std::optional<double> first_word_loss;   ///< nats a token, of tokens of first words
   std::optional<double> other_loss;        ///< and of all others

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/version.h"
+#include "base/writable.h"
 
 namespace fox::eval {
 namespace {
@@ -45,6 +46,13 @@ json sample_options_json(const infer::GenerateOptions& o, const std::vector<std:
           {"max_tokens", o.max_tokens},
           {"stop", o.stop},
           {"prompts", prompts}};
+}
+
+/// The options with the defaults that follow from the model or from each other.
+RunEvaluationOptions complete(RunEvaluationOptions options, const infer::ModelLocation& location) {
+  default_loss_options(location, options.loss);
+  if (options.gates.length == 0) options.gates.length = options.loss.length;
+  return options;
 }
 
 /// Everything that decides the numbers, so that a second evaluation can tell whether they still stand.
@@ -126,17 +134,26 @@ nlohmann::json evaluate_loss(infer::LoadedModel& loaded, const HeldOutText& text
   return out;
 }
 
-RunEvaluation evaluate_run(const fs::path& run_dir, const RunEvaluationOptions& options) {
-  infer::LoadedModel loaded = infer::load_model(run_dir, options.device, options.compute);
-  if (!loaded.location.run_dir) {
-    throw Error(fmt::format("{} is not a run directory: run.json is missing", run_dir.string()),
+void check_evaluation(const infer::ModelLocation& location, const RunEvaluationOptions& options) {
+  if (!location.run_dir) {
+    throw Error(fmt::format("{} belongs to no run: run.json is missing", location.dir.string()),
                 "`fox eval loss` evaluates any model directory");
   }
+  const fs::path out = *location.run_dir / "eval";
+  check_writable(fs::exists(out) ? out : *location.run_dir);
+  const RunEvaluationOptions x = complete(options, location);
+  check_options(x.loss);
+  check_options(x.gates);
+  infer::check_options(x.samples);
+}
+
+RunEvaluation evaluate_run(const fs::path& run_dir, const RunEvaluationOptions& given) {
+  infer::LoadedModel loaded = infer::load_model(run_dir, given.device, given.compute);
+  check_evaluation(loaded.location, given);
+  const RunEvaluationOptions options = complete(given, loaded.location);
   const HeldOutText text(loaded, options.data);
-  PerTokenLossOptions loss = options.loss;
-  default_loss_options(loaded.location, loss);
-  GateOptions gates = options.gates;
-  if (gates.length == 0) gates.length = loss.length;
+  const PerTokenLossOptions& loss = options.loss;
+  const GateOptions& gates = options.gates;
   std::vector<std::string> prompts = options.prompts;
   if (prompts.empty()) prompts.push_back(first_line(text, loaded.tokenizer));
 

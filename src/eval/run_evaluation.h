@@ -36,6 +36,10 @@ void default_loss_options(const infer::ModelLocation& location, PerTokenLossOpti
 /// Per-token loss and the loss over windows of the training length, as eval/loss.json holds them.
 nlohmann::json evaluate_loss(infer::LoadedModel& loaded, const HeldOutText& text, const PerTokenLossOptions& options);
 
+/// Throws fox::Error when `location` belongs to no run, eval/ of that run cannot be written, or options are out of
+/// range: all that can be known before anything is computed.
+void check_evaluation(const infer::ModelLocation& location, const RunEvaluationOptions& options);
+
 /// Evaluates the newest checkpoint of a run directory and writes eval/loss.json, eval/gates.json and eval/samples.json
 /// there. A file that was made from the same checkpoint, text and options by the same version is read instead.
 RunEvaluation evaluate_run(const std::filesystem::path& run_dir, const RunEvaluationOptions& options);

@@ -33,9 +33,14 @@ std::string finish_name(FinishReason reason) {
   return "cancelled";
 }
 
+void check_options(const GenerateOptions& options) {
+  if (options.max_tokens < 0) throw Error("max_tokens is below 0", "give the number of new tokens, 0 or more");
+  options.sampling.validate();
+}
+
 Generation generate(model::LanguageModel& model, const data::Tokenizer& tokenizer, std::string_view prompt,
                     const GenerateOptions& options, const OnText& on_text) {
-  if (options.max_tokens < 0) throw Error("max_tokens is below 0", "give the number of new tokens, 0 or more");
+  check_options(options);
   Sampler sampler(options.sampling);
   TextStream stream(options.stop);
   std::vector<int32_t> prompt_ids = {tokenizer.end_of_text()};

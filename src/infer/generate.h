@@ -19,6 +19,9 @@ struct GenerateOptions {
   bool stop_at_end_of_text = true;
 };
 
+/// Throws fox::Error when an option is out of range.
+void check_options(const GenerateOptions& options);
+
 enum class FinishReason { kLength, kStopString, kEndOfText, kCancelled };
 /// "length", "stop string", "end of text", "cancelled".
 std::string finish_name(FinishReason reason);

@@ -93,8 +93,10 @@ function departures() {
 }
 
 function overview() {
-  const box = section("At a glance", "Every position range averages the same held-out tokens, so that columns can be compared. Shaded: beyond the training length.");
   const scored = runs.filter(run => run.loss);
+  const box = section("At a glance", scored.length
+    ? "Every position range averages the same held-out tokens, so that columns can be compared. Shaded: beyond the training length."
+    : "None of the runs has been evaluated yet: `fox eval run` with their directories measures loss, gates and samples. Then make this page again.");
   const bins = scored.length ? scored[0].loss.per_token.bins : [];
   const head = ["", "parameters", "bits a byte", ...bins.map(b => `${b.begin}–${b.end}`)].map((text, i) =>
     element("th", i >= 3 && bins[i - 3].begin >= runs[0].context ? { class: "beyond" } : {}, text));
@@ -106,7 +108,7 @@ function overview() {
     ...bins.map((bin, i) => {
       const own = run.loss?.per_token.bins[i];
       const classes = [bin.begin >= run.context ? "beyond" : "", own && own.loss <= lowest[i] + 1e-9 ? "best" : ""].join(" ").trim();
-      return element("td", { class: classes, title: own ? `± ${fixed(own.loss_error, 3)}` : "" }, fixed(own?.loss, 3));
+      return element("td", { class: classes, title: known(own?.loss_error) ? `± ${fixed(own.loss_error, 3)}` : "" }, fixed(own?.loss, 3));
     }),
   ]);
   box.append(table(head, rows));

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/writable.h"
 #include "support/temporary_folder.h"
 
 namespace fox {
@@ -156,6 +157,14 @@ TEST_F(Files, UnreadableFilesAreNamed) {
 }
 
 // Values of xxHash's own test suite and of `xxhsum -H2`.
+TEST_F(Files, FoldersThatCannotBeWrittenAreNamed) {
+  EXPECT_NO_THROW(check_writable(dir_));
+  EXPECT_THROW(check_writable(dir_ / "absent"), Error);
+  std::ofstream(dir_ / "file") << "x";
+  EXPECT_THROW(check_writable(dir_ / "file"), Error);
+  EXPECT_THROW(check_writable("/proc/self"), Error);
+}
+
 TEST_F(Files, RemovesAllButWhatIsKept) {
   fs::create_directories(dir_ / "folder" / "within");
   for (const char* name : {"a", "b", "folder/c"}) write_file_atomically(dir_ / name, name);

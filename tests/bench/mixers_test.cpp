@@ -63,6 +63,11 @@ TEST(MixersBench, AJsonLineHasEveryKey) {
   EXPECT_EQ(line["T"], 5);
 }
 
+TEST(MixersBench, WhatWasNotMeasuredIsNoNumber) {
+  const std::string row = table_row({.op = "mamba", .T = 5, .ms = 1.5, .tokens_per_s = 10, .ratio = 0.5});
+  EXPECT_TRUE(row.ends_with("         –  0.50x         –")) << row;
+}
+
 TEST(MixersBench, RefusesWhatItDoesNotKnow) {
   const auto refuses = [](const std::function<void(MixersOptions&)>& change, const std::vector<std::string>& parts) {
     auto options = small();

@@ -145,6 +145,10 @@ TEST_F(Command, NamesWhatWasMeantForMisspeltWords) {
   expect_refusal(fox(here(), {"eval", "los"}), 2, "'los'", "loss");
   expect_refusal(fox(here(), {"generate", "run", "--temprature", "1"}), 2, "--temprature", "--temperature");
   expect_refusal(fox(here(), {"generate", "run", "--max-tokens", "many"}), 2, "max-tokens", "--help");
+  expect_refusal(fox(here(), {"eval", "loss", "run", "--length", "0"}), 2, "--length: must be at least 1, not 0", "");
+  expect_refusal(fox(here(), {"eval", "run", "run", "--maps", "-1"}), 2, "--maps: must be at least 0, not -1", "");
+  expect_refusal(fox(here(), {"gates", "run", "--threads", "5000"}), 2, "--threads: must be at most 4096", "");
+  expect_refusal(fox(here(), {"train", "run.toml", "--seed", "-1"}), 2, "not negative, not -1", "");
   expect_refusal(fox(here(), {"train"}), 2, "RUN", "--help");
 }
 
@@ -170,6 +174,11 @@ TEST_F(Command, RefusesWhatCannotBeDoneWithExitCode1) {
   expect_refusal(fox(here(), {"generate", "absent", "--prompt", "a"}), 1, "absent", "");
   expect_refusal(fox(here(), {"inspect", "text.txt"}), 1, "text.txt", "");
   expect_refusal(fox(here(), {"generate", "run", "--prompt", "a", "--device", "tpu"}), 1, "tpu", "cpu");
+  // Before anything is computed.
+  expect_refusal(fox(here(), {"eval", "run", "run", "absent"}), 1, "absent", "run directory");
+  expect_refusal(fox(here(), {"eval", "run", "run", "--temperature", "-5"}), 1, "temperature is -5", "0 always");
+  expect_refusal(fox(here(), {"eval", "loss", "run", "--out", "absent/loss.json"}), 1, "absent to write in", "make it");
+  expect_refusal(fox(here(), {"gates", "run", "--out", "absent/gates.json"}), 1, "absent to write in", "make it");
   write_run_file("run2.toml", "num_heads = 2", "num_heads = 3");
   expect_refusal(fox(here(), {"train", "run2.toml", "--set", "output.dir=run2"}), 2, "num_heads", "");
   write_run_file("run2.toml", "[\"text.txt\"]", "[\"nowhere.txt\"]");
@@ -236,7 +245,7 @@ TEST_F(Command, TokenizesAndTrainsOnTheStore) {
   expect_refusal(fox(here(), {"tokenize", "absent", "--out", "bad"}), 1, "there is no absent", "jsonl");
   expect_refusal(fox(here(), {"tokenize", "text.txt", "--out", "run"}), 1, "run exists and is no token store", "");
   expect_refusal(fox(here(), {"tokenize", "text.txt"}), 2, "--out", "--help");
-  expect_refusal(fox(here(), {"tokenize", "text.txt", "--out", "bad", "--tokenizer", "none"}), 1, "none", "");
+  expect_refusal(fox(here(), {"tokenize", "text.txt", "--out", "bad", "--tokenizer", "none"}), 1, "none", "gpt2-json");
 }
 
 TEST_F(Command, ADamagedCheckpointIsNamedAndTheOneBeforeIsUsed) {
@@ -252,6 +261,7 @@ TEST_F(Command, ADamagedCheckpointIsNamedAndTheOneBeforeIsUsed) {
   const Output generated = fox(here(), {"generate", "damaged", "--prompt", "a", "-n", "2"});
   EXPECT_EQ(generated.code, 0) << generated.err;
   EXPECT_NE(generated.err.find(newest.filename().string()), std::string::npos) << generated.err;
+  expect_refusal(fox(here(), {"inspect", newest.string()}), 1, "model.safetensors does not have its checksum", "");
 }
 
 TEST_F(Command, AFullDiskIsOneErrorAndKeepsWhatWasWritten) {

@@ -141,6 +141,8 @@ TEST_F(GatesTest, RefusesShortTextAndBadOptions) {
   EXPECT_THROW(analyse_gates(model, store, tokenizer_, {.length = 1000}), Error);
   EXPECT_THROW(analyse_gates(model, store, tokenizer_, {.length = 0}), Error);
   EXPECT_THROW(analyse_gates(model, store, tokenizer_, {.length = 10, .windows = 0}), Error);
+  EXPECT_THROW(analyse_gates(model, store, tokenizer_, {.length = 10, .log_pruning_tolerance = 5}), Error);
+  EXPECT_THROW(analyse_gates(model, store, tokenizer_, {.length = 10, .num_maps = -1}), Error);
 }
 
 TEST(AttentionMap, UnpooledEqualsTheDefinition) {

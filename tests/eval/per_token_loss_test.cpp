@@ -146,7 +146,7 @@ TEST_F(PerTokenLossTest, PairedBinsAverageTheSameTokens) {
     EXPECT_EQ(bin.begin, bounds[b]);
     EXPECT_EQ(bin.end, bounds[b + 1]);
     EXPECT_NEAR(bin.loss, mean, 1e-9);
-    EXPECT_NEAR(bin.loss_error, std::sqrt(squares / (n - 1) / n), 1e-9);
+    EXPECT_NEAR(*bin.loss_error, std::sqrt(squares / (n - 1) / n), 1e-9);
     EXPECT_NEAR(*bin.difference, difference, 1e-9);
     EXPECT_NEAR(*bin.difference_error, std::sqrt(difference_squares / (n - 1) / n), 1e-9);
     const double seen = n * static_cast<double>(bounds[b + 1] - bounds[b]) / static_cast<double>(S);
@@ -235,6 +235,18 @@ TEST_F(PerTokenLossTest, RefusesWhatDoesNotFit) {
     const std::string missing = std::to_string(100 - store.num_tokens());
     EXPECT_NE(std::string(error.what()).find(missing + " fewer"), std::string::npos) << error.what();
   }
+}
+
+TEST_F(PerTokenLossTest, OneWindowTellsNoError) {
+  model::LanguageModel model = test::make_model(test::tiny_config());
+  const data::TokenStore store = make_store(verses(300));
+  PerTokenLossOptions options{.length = 64, .stride = 64, .max_tokens = 64, .train_context = 32, .progress = false};
+  for (const PositionBin& bin : per_token_loss(model, store, tokenizer_, options).bins) {
+    EXPECT_FALSE(bin.loss_error || bin.difference_error);
+    EXPECT_TRUE(bin.difference);
+  }
+  options.max_tokens = 128;
+  for (const PositionBin& bin : per_token_loss(model, store, tokenizer_, options).bins) EXPECT_GT(bin.loss_error, 0);
 }
 
 TEST_F(PerTokenLossTest, JsonHoldsEveryNumberAndNullForNone) {

@@ -128,6 +128,23 @@ TEST_F(RunEvaluationTest, RefusesAnotherTokenizersStoreAndMissingText) {
   EXPECT_THROW(evaluate_run(dir_, options_), Error);
 }
 
+TEST_F(RunEvaluationTest, OptionsAreCheckedBeforeAnythingIsComputed) {
+  const infer::ModelLocation location = infer::locate_model(dir_);
+  EXPECT_NO_THROW(check_evaluation(location, options_));
+  const auto refuses = [&](const std::function<void(RunEvaluationOptions&)>& change) {
+    RunEvaluationOptions options = options_;
+    change(options);
+    EXPECT_THROW(check_evaluation(location, options), Error);
+  };
+  refuses([](auto& o) { o.loss.stride = 7; });
+  refuses([](auto& o) { o.gates.num_maps = -1; });
+  refuses([](auto& o) { o.gates.log_pruning_tolerance = 1; });
+  refuses([](auto& o) { o.samples.max_tokens = -1; });
+  refuses([](auto& o) { o.samples.sampling.temperature = -5; });
+  test::write_text(dir_ / "eval", "no folder");
+  refuses([](auto&) {});
+}
+
 TEST_F(RunEvaluationTest, NeedsARunDirectory) {
   test::write_model_folder(folder_.path() / "model", model_, tokenizer_);
   options_.data = {text_};
