@@ -13,7 +13,7 @@ auto& graph_maker() {
 void register_device_graph(std::unique_ptr<DeviceGraph> (*make)(at::Device)) { graph_maker() = make; }
 
 std::unique_ptr<DeviceGraph> DeviceGraph::make(at::Device device) {
-  return device.is_cuda() && graph_maker() ? graph_maker()(device) : nullptr;
+  return graph_maker() ? graph_maker()(device) : nullptr;
 }
 
 }  // namespace fox::ops

@@ -33,7 +33,8 @@ class DeviceGraph {
   virtual std::string take_report() = 0;
 };
 
-/// The CUDA backend, a library of its own, says when it is loaded how one is made.
+/// The CUDA backend, a library of its own, says when it is loaded how one is made (nothing for devices it does not
+/// know).
 void register_device_graph(std::unique_ptr<DeviceGraph> (*make)(at::Device));
 
 }  // namespace fox::ops

@@ -68,10 +68,11 @@ class CudaGraph : public DeviceGraph {
   bool recorded_ = false;
 };
 
-[[maybe_unused]] const bool kRegistered = (register_device_graph([](at::Device device) -> std::unique_ptr<DeviceGraph> {
-                                             return std::make_unique<CudaGraph>(device);
-                                           }),
-                                           true);
+std::unique_ptr<DeviceGraph> make_graph(at::Device device) {
+  return device.is_cuda() ? std::make_unique<CudaGraph>(device) : nullptr;
+}
+
+[[maybe_unused]] const bool kRegistered = (register_device_graph(make_graph), true);
 
 }  // namespace
 }  // namespace fox::ops

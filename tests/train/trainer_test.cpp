@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/error.h"
 #include "checkpoint/hf_directory.h"
@@ -372,6 +373,103 @@ TEST(Restore, RefusesWhatIsNotATrainersState) {
                                trainer.tensors(), "state"),
                Error);
   EXPECT_THROW(trainer.restore(trainer.state_json(), {}, "state"), Error);
+}
+
+// ---- steps that are repeated as a graph, here one of the host's that only looks on
+
+struct GraphLog {
+  const model::LanguageModel* model = nullptr;
+  std::vector<std::string> calls;
+  int64_t version_at_record = 0;  ///< of the first parameter
+  std::string report;             ///< what kernels will have found
+};
+GraphLog graph_log;
+
+class LookingOn : public ops::DeviceGraph {
+ public:
+  void run(const std::function<void()>& work) override {
+    graph_log.calls.emplace_back("run");
+    work();
+  }
+  void record(const std::function<void()>& work) override {
+    graph_log.calls.emplace_back("record");
+    graph_log.version_at_record = graph_log.model->parameters().front().tensor._version();
+    work();
+    recorded_ = true;
+  }
+  bool recorded() const override { return recorded_; }
+  void replay() override { graph_log.calls.emplace_back("replay"); }
+  std::string take_report() override { return std::exchange(graph_log.report, ""); }
+
+ private:
+  bool recorded_ = false;
+};
+
+class RepeatedSteps : public testing::Test {
+ protected:
+  RepeatedSteps() : model_(make_model(small_config(), at::kFloat, at::kFloat)), trainer_(make_trainer()) {}
+  ~RepeatedSteps() override { ops::register_device_graph(nullptr); }
+  Trainer make_trainer() {
+    graph_log = {};
+    graph_log.model = &model_;
+    ops::register_device_graph(
+        [](at::Device) -> std::unique_ptr<ops::DeviceGraph> { return std::make_unique<LookingOn>(); });
+    auto options = options_for(80, 100);
+    options.graph = true;
+    return {model_, options};
+  }
+  StepResult step(int64_t length = 20) { return trainer_.step(std::vector{make_batch(4, length, ++seed_)}); }
+  int64_t version() const { return model_.parameters().front().tensor._version(); }
+
+  model::LanguageModel model_;
+  Trainer trainer_;
+  uint64_t seed_ = 0;
+};
+
+// Casts of weights that an evaluation has made after the step before would else not be made in the recorded step, nor
+// in any that repeats it.
+TEST_F(RepeatedSteps, WeightsCountAsChangedBeforeTheRecordAndAfterEachReplay) {
+  ASSERT_TRUE(trainer_.repeats_steps());
+  step();
+  step();
+  const int64_t before = version();
+  step();
+  EXPECT_GT(graph_log.version_at_record, before);
+  const int64_t recorded = version();
+  step();
+  EXPECT_GT(version(), recorded);
+  EXPECT_EQ(graph_log.calls, (std::vector<std::string>{"run", "run", "record", "replay", "replay"}));
+}
+
+TEST_F(RepeatedSteps, AStepOfAnotherShapeIsTakenAsItIs) {
+  for (int i = 0; i < 3; ++i) step();
+  const auto calls = graph_log.calls.size();
+  const auto before = copy_of(model_);
+  step(10);
+  EXPECT_EQ(graph_log.calls.size(), calls);
+  EXPECT_FALSE(same_bits(before, copy_of(model_)));
+}
+
+TEST_F(RepeatedSteps, AskingToStopNeedsNoRecord) {
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(step().stop);
+  trainer_.ask_to_stop();
+  EXPECT_TRUE(step().stop);
+}
+
+// A replay throws nothing: what kernels found is told with the step that turns out not to be finite, which may be the
+// one after.
+TEST_F(RepeatedSteps, WhatKernelsFoundIsToldWithTheStepThatFailed) {
+  step();
+  graph_log.report = "log_f[0, 1, 2] is NaN";
+  EXPECT_EQ(step().fault, "");
+  {
+    const at::NoGradGuard no_grad;
+    model_.parameters().back().tensor.fill_(std::nan(""));  // of the head: no gate is at fault
+  }
+  trainer_.begin_step(std::vector{make_batch(4, 10, 7)});
+  const auto fault = trainer_.finish_step().fault;
+  EXPECT_NE(fault.find("is nan"), std::string::npos) << fault;
+  EXPECT_NE(fault.find("log_f[0, 1, 2] is NaN"), std::string::npos) << fault;
 }
 
 }  // namespace
