@@ -45,28 +45,38 @@ fs::path store_of_run(const infer::ModelLocation& location, const data::Tokenize
   return dir;
 }
 
+/// The store to read, or "" when `sources` are text.
+fs::path find_store(const infer::ModelLocation& location, const data::Tokenizer& tokenizer,
+                    const std::vector<fs::path>& sources) {
+  fs::path dir;
+  if (sources.empty()) dir = store_of_run(location, tokenizer);
+  if (sources.size() == 1 && data::TokenStore::is_store(sources[0])) dir = sources[0];
+  if (!dir.empty() && data::TokenStore::open(dir).tokenizer_fingerprint() != tokenizer.fingerprint()) {
+    throw Error(fmt::format("{} was made with another tokenizer than the model's", dir.string()),
+                "name the text itself with --data");
+  }
+  for (const fs::path& source : sources) {
+    if (fs::exists(source)) continue;
+    throw Error(fmt::format("there is no {}", source.string()), "--data takes text files and folders");
+  }
+  return dir;
+}
+
 }  // namespace
+
+void HeldOutText::check(const infer::ModelLocation& location, const data::Tokenizer& tokenizer,
+                        const std::vector<fs::path>& sources) {
+  find_store(location, tokenizer, sources);
+}
 
 HeldOutText::HeldOutText(const infer::LoadedModel& loaded, const std::vector<fs::path>& sources) {
   const data::Tokenizer& tokenizer = loaded.tokenizer;
-  fs::path dir;
-  if (sources.empty()) dir = store_of_run(loaded.location, tokenizer);
-  if (sources.size() == 1 && data::TokenStore::is_store(sources[0])) dir = sources[0];
-  if (!dir.empty()) {
+  if (const fs::path dir = find_store(loaded.location, tokenizer, sources); !dir.empty()) {
     store_ = std::make_unique<data::TokenStore>(data::TokenStore::open(dir));
     sources_ = {dir.string()};
-    if (store_->tokenizer_fingerprint() != tokenizer.fingerprint()) {
-      throw Error(fmt::format("{} was made with another tokenizer than the model's", dir.string()),
-                  "name the text itself with --data");
-    }
     return;
   }
-  for (const fs::path& source : sources) {
-    if (!fs::exists(source)) {
-      throw Error(fmt::format("there is no {}", source.string()), "--data takes text files and folders");
-    }
-    sources_.push_back(source.string());
-  }
+  for (const fs::path& source : sources) sources_.push_back(source.string());
   temporary_ = make_temporary_folder();
   try {
     store_ = std::make_unique<data::TokenStore>(data::build_token_store(sources, tokenizer, temporary_ / "tokens"));

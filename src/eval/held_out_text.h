@@ -17,6 +17,9 @@ class HeldOutText {
   /// model's run (tokens/valid of its run directory, or where [data] cache points). Throws fox::Error when there is
   /// none, or when a store was made with another tokenizer.
   HeldOutText(const infer::LoadedModel& loaded, const std::vector<std::filesystem::path>& sources);
+  /// Throws what the constructor would throw, before the model is loaded and any text is read.
+  static void check(const infer::ModelLocation& location, const data::Tokenizer& tokenizer,
+                    const std::vector<std::filesystem::path>& sources);
   ~HeldOutText();
   HeldOutText(const HeldOutText&) = delete;
   HeldOutText& operator=(const HeldOutText&) = delete;

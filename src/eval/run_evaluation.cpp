@@ -145,6 +145,7 @@ void check_evaluation(const infer::ModelLocation& location, const RunEvaluationO
   check_options(x.loss);
   check_options(x.gates);
   infer::check_options(x.samples);
+  HeldOutText::check(location, infer::load_tokenizer(location), x.data);
 }
 
 RunEvaluation evaluate_run(const fs::path& run_dir, const RunEvaluationOptions& given) {

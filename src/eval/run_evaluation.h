@@ -36,8 +36,8 @@ void default_loss_options(const infer::ModelLocation& location, PerTokenLossOpti
 /// Per-token loss and the loss over windows of the training length, as eval/loss.json holds them.
 nlohmann::json evaluate_loss(infer::LoadedModel& loaded, const HeldOutText& text, const PerTokenLossOptions& options);
 
-/// Throws fox::Error when `location` belongs to no run, eval/ of that run cannot be written, or options are out of
-/// range: all that can be known before anything is computed.
+/// Throws fox::Error when `location` belongs to no run, eval/ of that run cannot be written, options are out of range,
+/// or there is no held-out text: all that can be known before anything is computed.
 void check_evaluation(const infer::ModelLocation& location, const RunEvaluationOptions& options);
 
 /// Evaluates the newest checkpoint of a run directory and writes eval/loss.json, eval/gates.json and eval/samples.json

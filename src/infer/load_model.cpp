@@ -87,19 +87,21 @@ ModelLocation locate_model(const fs::path& dir) {
   return location;
 }
 
+data::Tokenizer load_tokenizer(const ModelLocation& location) {
+  const fs::path file = data::Tokenizer::find_in(location.dir);
+  if (!file.empty()) return data::Tokenizer::load(file);
+  throw Error(fmt::format("{} holds neither tokenizer.json nor tokenizer.model", location.dir.string()),
+              "copy the one that the model was trained with into that folder");
+}
+
 LoadedModel load_model(const fs::path& dir, at::Device device, at::ScalarType compute) {
   ModelLocation location = locate_model(dir);
   const ModelConfig config =
       ModelConfig::from_json(checkpoint::read_config_json(location.dir), (location.dir / "config.json").string());
-  const fs::path tokenizer_path = data::Tokenizer::find_in(location.dir);
-  if (tokenizer_path.empty()) {
-    throw Error(fmt::format("{} holds neither tokenizer.json nor tokenizer.model", location.dir.string()),
-                "copy the one that the model was trained with into that folder");
-  }
-  data::Tokenizer tokenizer = data::Tokenizer::load(tokenizer_path);
+  data::Tokenizer tokenizer = load_tokenizer(location);
   if (tokenizer.vocab_size() > config.vocab_size) {
-    throw Error(fmt::format("{} has {} ids, but the model's vocabulary has {}", tokenizer_path.string(),
-                            tokenizer.vocab_size(), config.vocab_size),
+    throw Error(fmt::format("{} has {} ids, but the model's vocabulary has {}",
+                            data::Tokenizer::find_in(location.dir).string(), tokenizer.vocab_size(), config.vocab_size),
                 "use the tokenizer that the model was trained with");
   }
   model::LanguageModel model(config);

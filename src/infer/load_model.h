@@ -30,6 +30,9 @@ struct ModelLocation {
 /// folder has checksums.json and its files other sums.
 ModelLocation locate_model(const std::filesystem::path& dir);
 
+/// The tokenizer beside the weights. Throws fox::Error when it is missing or damaged.
+data::Tokenizer load_tokenizer(const ModelLocation& location);
+
 /// A model that is ready to read tokens, with its tokenizer.
 struct LoadedModel {
   model::LanguageModel model;

@@ -129,6 +129,7 @@ TEST_F(RunEvaluationTest, RefusesAnotherTokenizersStoreAndMissingText) {
 }
 
 TEST_F(RunEvaluationTest, OptionsAreCheckedBeforeAnythingIsComputed) {
+  options_.data = {text_};
   const infer::ModelLocation location = infer::locate_model(dir_);
   EXPECT_NO_THROW(check_evaluation(location, options_));
   const auto refuses = [&](const std::function<void(RunEvaluationOptions&)>& change) {
@@ -139,6 +140,8 @@ TEST_F(RunEvaluationTest, OptionsAreCheckedBeforeAnythingIsComputed) {
   refuses([](auto& o) { o.loss.stride = 7; });
   refuses([](auto& o) { o.gates.num_maps = -1; });
   refuses([](auto& o) { o.gates.log_pruning_tolerance = 1; });
+  refuses([](auto& o) { o.data = {"absent.txt"}; });
+  refuses([](auto& o) { o.data.clear(); });  // the run has none of its own
   refuses([](auto& o) { o.samples.max_tokens = -1; });
   refuses([](auto& o) { o.samples.sampling.temperature = -5; });
   test::write_text(dir_ / "eval", "no folder");
