@@ -37,7 +37,7 @@ void check_short_conv(const at::Tensor& x, const at::Tensor& weight, const Optio
 at::Tensor tokens_before(const at::Tensor& cu_seqlens, int64_t length) {
   const auto cu = cu_seqlens.cpu().contiguous();
   const int64_t* ends = cu.const_data_ptr<int64_t>();
-  const auto reach = at::empty({length}, at::kLong);
+  auto reach = at::empty({length}, at::kLong);
   auto* out = reach.mutable_data_ptr<int64_t>();
   for (int64_t document = 0; document + 1 < cu.size(0); ++document) {
     for (int64_t t = ends[document]; t < ends[document + 1]; ++t) out[t] = t - ends[document];
