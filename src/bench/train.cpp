@@ -28,9 +28,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kPeakFlops = 989e12;                 // dense bf16 of H100 and H200 SXM
-constexpr int64_t kProfiled = 2, kUntilRecorded = 3;  // steps
-constexpr std::chrono::seconds kTimeout{300};         // of a rank that is waited for
+constexpr double kPeakFlops = 989e12;          // dense bf16 of H100 and H200 SXM
+constexpr int64_t kProfiled = 2;               // steps
+constexpr std::chrono::seconds kTimeout{300};  // of a rank that is waited for
 
 ModelConfig model_config(const TrainOptions& x) {
   if (x.gates != "dense" && x.gates != "log_spaced") {
@@ -155,7 +155,7 @@ TrainMeasurement bench_train(const TrainOptions& options) {
   TrainMeasurement m = measurement_of(x);
   Steps steps(x, model, device, ranks, train::split_sequences(x.sequence_ranks, ranks));
   m.cuda_graph = steps.repeats();
-  steps.run(m.cuda_graph ? std::max(x.warm_up, kUntilRecorded) : x.warm_up);
+  steps.run(std::max<int64_t>(x.warm_up, m.cuda_graph ? train::StepGraph::kStepsBefore + 1 : 0));
   const double waited_before = steps.waited_ms();
   const auto ms = steps.run(x.steps);
   const double waited = (steps.waited_ms() - waited_before) / static_cast<double>(x.steps);

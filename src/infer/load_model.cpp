@@ -1,6 +1,7 @@
 #include "infer/load_model.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -94,6 +95,15 @@ data::Tokenizer load_tokenizer(const ModelLocation& location) {
               "copy the one that the model was trained with into that folder");
 }
 
+void load_weights(model::LanguageModel& model, const fs::path& folder) {
+  const at::NoGradGuard no_grad;
+  checkpoint::NamedTensors into;
+  for (const nn::Parameter& parameter : model.parameters()) into.emplace(parameter.name, parameter.tensor);
+  std::vector<std::string> tied;
+  if (model.config().tie_word_embeddings) tied.emplace_back("lm_head.weight");
+  checkpoint::load_into(checkpoint::read_weights(folder), into, folder.string(), tied);
+}
+
 LoadedModel load_model(const fs::path& dir, at::Device device, at::ScalarType compute) {
   ModelLocation location = locate_model(dir);
   const ModelConfig config =
@@ -105,11 +115,7 @@ LoadedModel load_model(const fs::path& dir, at::Device device, at::ScalarType co
                 "use the tokenizer that the model was trained with");
   }
   model::LanguageModel model(config);
-  checkpoint::NamedTensors into;
-  for (const nn::Parameter& parameter : model.parameters()) into.emplace(parameter.name, parameter.tensor);
-  std::vector<std::string> tied;
-  if (config.tie_word_embeddings) tied.push_back("lm_head.weight");
-  checkpoint::load_into(checkpoint::read_weights(location.dir), into, location.dir.string(), tied);
+  load_weights(model, location.dir);
   model.set_requires_grad(false);
   model.to(device, at::kFloat);
   if (compute != at::kFloat) model.set_compute_dtype(compute);

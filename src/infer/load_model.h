@@ -33,6 +33,9 @@ ModelLocation locate_model(const std::filesystem::path& dir);
 /// The tokenizer beside the weights. Throws fox::Error when it is missing or damaged.
 data::Tokenizer load_tokenizer(const ModelLocation& location);
 
+/// Weights from `folder` (ModelLocation::dir), which must fit `model`. Throws fox::Error naming tensors that do not.
+void load_weights(model::LanguageModel& model, const std::filesystem::path& folder);
+
 /// A model that is ready to read tokens, with its tokenizer.
 struct LoadedModel {
   model::LanguageModel model;

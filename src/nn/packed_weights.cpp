@@ -28,6 +28,8 @@ bool fits(const at::Tensor& packed, const at::Tensor& like, int64_t rows, at::Sc
 
 }  // namespace
 
+void mark_changed(const at::Tensor& weight) { weight.unsafeGetTensorImpl()->bump_version(); }
+
 struct PackedWeights::Memory {
   std::mutex mutex;
   at::Tensor packed;

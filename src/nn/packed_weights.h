@@ -7,6 +7,10 @@
 
 namespace fox::nn {
 
+/// Tells those who ask by a weight's version whether it has changed that it has: for whoever writes to one in a way
+/// that autograd does not see, as fused kernels, collectives and replayed graphs do.
+void mark_changed(const at::Tensor& weight);
+
 /// Weights (out_i, in) below one another in the dtype of the activations: made when one of them has changed and not on
 /// each use, so once a step in training (however many forward passes that is) and once for a model that is only read.
 /// A copy of this object shares what is made. Safe to use from several threads as long as nobody changes the weights.

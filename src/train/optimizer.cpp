@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "checkpoint/hf_directory.h"
+#include "nn/packed_weights.h"
 
 namespace fox::train {
 
@@ -67,8 +68,7 @@ void AdamW::step(Group& group, const at::Tensor& lr, const StepGuard& guard, con
   at::_fused_adamw_(group.parameters, gradients, group.exp_avg, group.exp_avg_sq, /*max_exp_avg_sqs=*/{}, counts, lr,
                     options_.beta1, options_.beta2, group.weight_decay, options_.eps, /*amsgrad=*/false,
                     /*maximize=*/false, divisor, skip);
-  // It does not tell autograd, by whose count of versions others see that a weight has changed (nn::PackedWeights).
-  for (const auto& parameter : group.parameters) parameter.unsafeGetTensorImpl()->bump_version();
+  for (const auto& parameter : group.parameters) nn::mark_changed(parameter);
 }
 
 void AdamW::step(double lr) {

@@ -9,6 +9,8 @@
 #include <cmath>
 #include <utility>
 
+#include "nn/packed_weights.h"
+
 namespace fox::train {
 namespace {
 
@@ -180,8 +182,7 @@ void ParameterBuckets::gather_weights() {
     buckets_[b].weights_transfer = ranks_.all_gather(buckets_[b].weights, share_of(buckets_[b].weights));
   }
   gathering_ = buckets_.size();
-  // By the count of versions others see that a weight has changed (nn::PackedWeights).
-  for (const auto& parameter : parameters_) parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  for (const auto& parameter : parameters_) nn::mark_changed(parameter.tensor);
 }
 
 void ParameterBuckets::wait_for_weights(size_t n) {

@@ -15,6 +15,7 @@
 #include "eval/gates.h"
 #include "eval/per_token_loss.h"
 #include "infer/generate.h"
+#include "infer/load_model.h"
 #include "train/checkpoint_store.h"
 #include "train/checkpoint_writer.h"
 #include "train/corpora.h"
@@ -145,7 +146,7 @@ void Run::restore(const json& beginning) {
   const std::string file = beginning.at("file");
   checkpoint::NamedTensors moments;
   if (leader_) {
-    load_weights(model_, leader_->newest->dir);
+    infer::load_weights(model_, leader_->newest->dir);  // whose checksums were right when it was found
     moments = checkpoint::read_safetensors(leader_->newest->dir / "trainer.safetensors").tensors;
   }
   trainer_.restore(beginning.at("state"), moments, file);

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,7 +9,6 @@
 #include <thread>
 
 #include "base/error.h"
-#include "checkpoint/hf_directory.h"
 #include "infer/load_model.h"
 #include "ops/device.h"
 
@@ -21,22 +19,12 @@ void set_threads(int64_t threads, int64_t sharing) {
   at::set_num_threads(static_cast<int>(threads > 0 ? threads : std::max(int64_t{1}, cores / sharing)));
 }
 
-void load_weights(model::LanguageModel& model, const std::filesystem::path& dir) {
-  const at::NoGradGuard no_grad;
-  const auto location = infer::locate_model(dir);
-  checkpoint::NamedTensors into;
-  for (const auto& parameter : model.parameters()) into.emplace(parameter.name, parameter.tensor);
-  std::vector<std::string> tied;
-  if (model.config().tie_word_embeddings) tied.emplace_back("lm_head.weight");
-  checkpoint::load_into(checkpoint::read_weights(location.dir), into, location.dir.string(), tied);
-}
-
 model::LanguageModel make_model(const RunConfig& config, const std::optional<std::filesystem::path>& init_from) {
   const at::Device device =
       ops::open_device(config.train.device);  // an unknown one is told before anything is computed
   model::LanguageModel model(config.model);
   if (init_from) {
-    load_weights(model, *init_from);
+    infer::load_weights(model, infer::locate_model(*init_from).dir);
   } else {
     model.init(config.train.seed);
   }

@@ -16,9 +16,6 @@ namespace fox::train {
 /// processes as `sharing` run on this machine).
 void set_threads(int64_t threads, int64_t sharing = 1);
 
-/// Weights from a Hugging Face directory or a run (its newest checkpoint), which must fit `model`.
-void load_weights(model::LanguageModel& model, const std::filesystem::path& dir);
-
 /// The model to train: weights of `init_from` or of the published initialisation, on config.train.device, parameters
 /// and activations in the dtypes of config.train.precision: "float32", "float64", or "bf16" (activations in bfloat16;
 /// parameters, gradients and moments in float32).

@@ -6,8 +6,6 @@
 namespace fox::train {
 namespace {
 
-constexpr int kStepsBefore = 2;
-
 std::vector<at::Tensor> tensors_of(const StepInputs& inputs) {
   std::vector<at::Tensor> tensors{inputs.lr};
   if (inputs.label_weight) tensors.push_back(*inputs.label_weight);

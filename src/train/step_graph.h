@@ -31,6 +31,8 @@ using StepWork = std::function<StepOutputs(const StepInputs&)>;
 /// shapes than the first, the last one of some runs, run as they are.
 class StepGraph {
  public:
+  static constexpr int kStepsBefore = 2;  ///< that run as they are
+
   explicit StepGraph(std::unique_ptr<ops::DeviceGraph> graph) : graph_(std::move(graph)) {}
   /// Nothing where the device has no graphs.
   static std::unique_ptr<StepGraph> make(at::Device device);

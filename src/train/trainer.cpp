@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "checkpoint/hf_directory.h"
+#include "nn/packed_weights.h"
 #include "train/device_numbers.h"
 
 namespace fox::train {
@@ -69,14 +70,14 @@ void Trainer::broadcast_weights() {
   const at::NoGradGuard no_grad;
   for (const auto& parameter : model_.parameters()) {
     ranks_.broadcast(parameter.tensor.detach()).wait();
-    parameter.tensor.unsafeGetTensorImpl()->bump_version();  // see ParameterBuckets::gather_weights
+    nn::mark_changed(parameter.tensor);
   }
 }
 
 at::Device Trainer::device() const { return model_.parameters().front().tensor.device(); }
 
 void Trainer::weights_changed() const {
-  for (const auto& parameter : model_.parameters()) parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  for (const auto& parameter : model_.parameters()) nn::mark_changed(parameter.tensor);
 }
 
 int64_t Trainer::pending() const { return std::ssize(pending_); }
