@@ -102,6 +102,7 @@ def check_losses(a, folder):
 
 def check_faults(a, folder):
     killed = kill_last_rank(a, folder, "killed", 0)
+    print(json.dumps({"killed": killed}), file=sys.stderr)
     named = any(line.startswith("error:") and f"rank {a.ranks - 1}" in line for line in killed["said"])
     restarted = kill_last_rank(a, folder, "restarted", 1)
     found = difference(losses(folder, "one"), losses(folder, "restarted"))

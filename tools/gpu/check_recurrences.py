@@ -194,8 +194,9 @@ def milliseconds(function, repeat=9, calls=5):
 
 def bench_case(name, B, T):
     H = {"mamba2": 48, "mamba": 24}.get(name, 12)
-    tensors, _ = inputs(name, B, T, H, 128)
-    tensors = [t.cuda().to(torch.float32 if i in FLOAT32[name] else torch.bfloat16) for i, t in enumerate(tensors)]
+    with torch.device("cuda"):  # a CPU takes seconds to draw as many numbers
+        tensors, _ = inputs(name, B, T, H, 128)
+    tensors = [t.to(torch.float32 if i in FLOAT32[name] else torch.bfloat16) for i, t in enumerate(tensors)]
     op = getattr(torch.ops.fox, name)
     leaves = [t.detach().requires_grad_() for t in tensors]
     o, _ = op(*leaves)
