@@ -71,6 +71,15 @@ def cases(quick):
             yield {**base, "D": D, "Tk": 1000, "bounded": True, "gate": gate}
             yield {**base, "D": D, "Tk": 450, "dtype": "fp16", "bounded": True, "scale": 0.04, "gate": gate}
         yield {**base, "D": D, "Tk": 700, "seq_start": [37, 500], "window": 200, "bounded": True}
+        for gate in ("weak", "strong", "mixed", "ones", "log_spaced", "all_1e4"):
+            yield {**base, "D": D, "Tk": 1300, "bounded": True, "gate": gate}
+        for Tq, Tk in ((1, 128), (1, 256), (2, 129), (65, 256), (129, 511), (300, 1027), (1000, 1500), (1, 1000)):
+            yield {**base, "D": D, "Tq": Tq, "Tk": Tk, "bounded": True}
+        for more in ({"H": 8, "Hk": 2, "gate": "strong"}, {"layout": "packed"}, {"window": 100}, {"window": 1000}):
+            yield {**base, "D": D, "Tk": 1300, "bounded": True, **more}
+        yield {**base, "D": D, "B": 1, "Tk": 1000, "documents": [0, 1, 1, 300, 301, 555, 1000], "bounded": True}
+        yield {**base, "D": D, "B": 1, "Tk": 1000, "documents": [0, 640, 1000], "gate": "resets", "bounded": True}
+        yield {**base, "D": D, "Tk": 700, "Tq": 300, "seq_start": [650, 256], "bounded": True}
     for D in (8, 16, 32, 40, 72, 80, 96, 104, 136, 192, 200, 256):
         for gate in (None, "medium"):
             yield {**base, "D": D, "gate": gate, "Tk": 450}
