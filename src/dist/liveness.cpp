@@ -74,12 +74,19 @@ void Liveness::report(const std::string& why) noexcept {
   try {
     store_->compareSet(kReason, "", why);
     if (!waits_for_readers_) return;
-    const auto deadline = Clock::now() + kSilence;
-    std::vector<std::string> read;
-    for (int rank = 0; rank < size_; ++rank) {
-      if (rank != rank_) read.push_back(read_key(rank));
+    std::vector<Sign> first;
+    for (int rank = 0; rank < size_; ++rank) first.push_back(sign_of(rank));
+    const auto begin = Clock::now();
+    bool waits = true;
+    while (waits && Clock::now() - begin < kSilence) {
+      std::this_thread::sleep_for(kBeat / 5);
+      waits = false;
+      for (int rank = 0; rank < size_; ++rank) {
+        if (rank == rank_ || store_->check({read_key(rank)})) continue;
+        // Whoever does not beat meanwhile is not there to read.
+        waits = waits || Clock::now() - begin < 4 * kBeat || sign_of(rank).beats != first[rank].beats;
+      }
     }
-    while (!store_->check(read) && Clock::now() < deadline) std::this_thread::sleep_for(kBeat / 5);
   } catch (const std::exception&) {
     // Without the store there is nobody to tell.
   }
@@ -144,9 +151,19 @@ Error Liveness::diagnose(const std::string& cause) {
 }
 
 bool Liveness::sees_fault() {
-  const std::string found = watch().found;
-  if (!found.empty()) store_->compareSet(kReason, "", found);
-  return !found.empty();
+  const auto [signs, found] = watch();
+  if (!found.empty()) {
+    store_->compareSet(kReason, "", found);
+    return true;
+  }
+  std::vector<int64_t> entered;
+  for (const Sign& sign : signs) entered.push_back(sign.entered);
+  if (entered != seen_entered_) {
+    seen_entered_ = std::move(entered);
+    seen_since_ = Clock::now();
+  }
+  const auto [least, most] = std::minmax_element(seen_entered_.begin(), seen_entered_.end());
+  return *least != *most && Clock::now() - seen_since_ > timeout_;
 }
 
 void Liveness::wait_for(c10d::Store& store, const std::string& key, int rank) {

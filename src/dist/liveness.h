@@ -33,8 +33,9 @@ class Liveness {
   /// The error to throw when a collective has failed with `cause`: the reason reported, else the rank found at fault
   /// (which is then reported). Takes some seconds.
   Error diagnose(const std::string& cause);
-  /// Whether a rank shows no sign of life, which is then reported, or something was reported. Takes half a second when
-  /// all is well, else up to 10 s.
+  /// For a thread that looks on, again and again: whether a rank shows no sign of life, which is then reported,
+  /// something was reported, or ranks have stood still at different collectives for the timeout. Takes half a second
+  /// when all is well, else up to 10 s.
   bool sees_fault();
   /// Waits, as long as `rank` shows signs of life, until `key` is in `store`. Throws what has been reported, and what
   /// diagnose() says when there is no sign of life within the timeout.
@@ -60,6 +61,9 @@ class Liveness {
   const std::chrono::milliseconds timeout_;
   const bool waits_for_readers_;
   std::atomic<int64_t> entered_{0};
+  // What sees_fault() has seen: how many collectives each rank had entered, and since when.
+  std::vector<int64_t> seen_entered_;
+  std::chrono::steady_clock::time_point seen_since_;
   std::mutex mutex_;
   std::condition_variable stopping_changed_;
   bool stopping_ = false;

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "dist/backend.h"
+#include "dist/guard.h"
 #include "dist/liveness.h"
 
 namespace fox::dist {
@@ -27,7 +28,7 @@ using std::chrono::milliseconds;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
 constexpr milliseconds kPoll{1};
-/// NCCL does not notice that a process has ended: who has waited for so long looks whether all live.
+/// Between two looks at the other ranks, of which NCCL tells nothing.
 constexpr milliseconds kPatience{5000};
 
 MakeBackend& nccl_maker() {
@@ -90,6 +91,7 @@ struct ProcessGroup::State {
   int rank = 0;
   std::vector<int> world_ranks;
   BackendPointer backend;
+  std::shared_ptr<Guard> guard;  ///< of NCCL: Gloo's waits throw by themselves
   // How many of each there have been: every rank counts alike, so the numbers tell one from the next.
   int exchanges = 0, texts = 0, alone = 0, splits = 0;
   bool failed = false;
@@ -104,18 +106,26 @@ struct ProcessGroup::State {
     } catch (const std::exception& error) {
       throw liveness->diagnose(error.what());
     }
+    guard.reset();  // in a copy: the other group's
+    if (device.is_cpu()) return;
+    guard = std::make_shared<Guard>(liveness, kPatience, [backend = backend] { backend->abort(); });
   }
-  template <typename Ask>
-  void ask_store(const Ask& ask) {
+  void check() {
+    if (guard) guard->check();
+  }
+  /// `call` throws when a rank is at fault; that rank is named.
+  template <typename Call>
+  void attempt(const Call& call) {
     try {
-      ask(*store);
+      check();
+      call();
+    } catch (const Error&) {
+      failed = true;
+      throw;
     } catch (const std::exception& error) {
-      fail(error);
+      failed = true;
+      throw liveness->diagnose(error.what());
     }
-  }
-  [[noreturn]] void fail(const std::exception& error) {
-    failed = true;
-    throw liveness->diagnose(error.what());
   }
   ~State() {
     // What is still under way ends, if ever, by a timeout of its own, and Gloo would wait for it; the process is about
@@ -134,11 +144,9 @@ struct Transfer::State {
   template <typename Wait>
   void wait_for_each(const Wait& wait) {
     RECORD_FUNCTION("c10d::wait", {});  // by this name the profiler counts it as communication
-    try {
+    group->attempt([&] {
       for (const auto& work : works) wait(work);
-    } catch (const std::exception& error) {
-      group->fail(error);
-    }
+    });
   }
 };
 
@@ -152,16 +160,13 @@ void Transfer::wait_on_host() {
   if (!state_) return;
   if (!state_->group->device.is_cpu()) {
     const auto deadline = Clock::now() + state_->group->timeout;
-    auto look = Clock::now() + kPatience;
     state_->wait_for_each([&](const WorkPointer& work) {
       while (!work->isCompleted()) {
         if (Clock::now() > deadline) throw std::runtime_error("NCCL did not finish");
-        if (Clock::now() > look) {
-          if (state_->group->liveness->sees_fault()) throw std::runtime_error("while NCCL waited for it");
-          look = Clock::now() + kPatience;
-        }
+        state_->group->check();
         std::this_thread::sleep_for(kPoll);
       }
+      state_->group->check();  // what was given up is complete too
     });
   }
   wait();
@@ -200,11 +205,7 @@ Transfer ProcessGroup::start(const Start& start, std::vector<at::Tensor> tensors
   transfer.state_->group = state_;
   transfer.state_->tensors = std::move(tensors);
   state_->liveness->entered();
-  try {
-    start(*state_->backend, transfer.state_->works);
-  } catch (const std::exception& error) {
-    state_->fail(error);
-  }
+  state_->attempt([&] { start(*state_->backend, transfer.state_->works); });
   return transfer;
 }
 
@@ -280,6 +281,10 @@ Transfer ProcessGroup::exchange(std::span<const at::Tensor> send, int to, std::s
       std::move(tensors));
 }
 
+void ProcessGroup::check() const {
+  if (state_) state_->attempt([] {});
+}
+
 void ProcessGroup::barrier() const {
   if (!state_) return;
   all_reduce(at::zeros({1}, at::TensorOptions(state_->device))).wait_on_host();
@@ -290,10 +295,10 @@ std::vector<std::string> ProcessGroup::gather_texts(const std::string& mine) con
   const int number = state_->texts++;
   const auto key = [&](int rank) { return fmt::format("text/{}/{}", number, rank); };
   std::vector<std::string> texts;
-  state_->ask_store([&](c10d::Store& store) { store.set(key(rank()), mine); });
+  state_->attempt([&] { state_->store->set(key(rank()), mine); });
   for (int other = 0; other < size(); ++other) {
     state_->liveness->wait_for(*state_->store, key(other), state_->world_ranks[other]);
-    state_->ask_store([&](c10d::Store& store) { texts.push_back(store.get_to_str(key(other))); });
+    state_->attempt([&] { texts.push_back(state_->store->get_to_str(key(other))); });
   }
   return texts;
 }
@@ -303,7 +308,7 @@ void ProcessGroup::first_alone(const std::function<void()>& work) const {
   const std::string done = fmt::format("alone/{}", state_->alone++);
   if (rank() == 0) {
     work();
-    state_->ask_store([&](c10d::Store& store) { store.set(done, ""); });
+    state_->attempt([&] { state_->store->set(done, ""); });
   } else {
     state_->liveness->wait_for(*state_->store, done, state_->world_ranks[0]);
   }

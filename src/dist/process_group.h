@@ -66,6 +66,9 @@ class ProcessGroup {
   /// 1 and from is rank() - 1. Either list may be empty; the sizes are what the other side has.
   [[nodiscard]] Transfer exchange(std::span<const at::Tensor> send, int to, std::span<const at::Tensor> receive,
                                   int from) const;
+  /// Throws when a rank has been found at fault. What was on its way between GPUs has then been given up, so what is
+  /// read from a GPU may be anything: to be asked before it is kept.
+  void check() const;
   /// Returns on the host when all ranks have come here.
   void barrier() const;
 

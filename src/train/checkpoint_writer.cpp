@@ -24,8 +24,9 @@ at::Tensor room_for(const std::string& name, const at::Tensor& like, NamedTensor
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(CheckpointStore& store,
-                                   std::function<void(const std::filesystem::path& dir)> write_rest)
-    : store_(store), write_rest_(std::move(write_rest)) {}
+                                   std::function<void(const std::filesystem::path& dir)> write_rest,
+                                   std::function<void()> check_copies)
+    : store_(store), write_rest_(std::move(write_rest)), check_copies_(std::move(check_copies)) {}
 
 CheckpointWriter::~CheckpointWriter() = default;
 
@@ -46,6 +47,7 @@ void CheckpointWriter::save(int64_t tokens, const NamedTensors& weights, const V
   });
   // A number that is queued behind the copies arrives after them.
   if (!weights.empty()) DeviceNumbers(at::zeros({1}, weights.begin()->second.options().dtype(at::kDouble))).read();
+  check_copies_();
   writing_ = std::async(std::launch::async, [this, tokens, texts = std::move(texts)] {
     store_.save(tokens, [&](const std::filesystem::path& dir) {
       checkpoint::write_safetensors(dir / "model.safetensors", weights_, {{"format", "pt"}});

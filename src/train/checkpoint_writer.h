@@ -16,8 +16,11 @@ namespace fox::train {
 /// GPU into pinned memory, which is kept for the next time) and returns. One checkpoint is written at a time.
 class CheckpointWriter {
  public:
-  /// `write_rest` adds the files that never change during a run; the thread calls it.
-  CheckpointWriter(CheckpointStore& store, std::function<void(const std::filesystem::path& dir)> write_rest);
+  /// `write_rest` adds the files that never change during a run; the thread calls it. `check_copies` throws when what
+  /// has just arrived on the host must not be written.
+  CheckpointWriter(
+      CheckpointStore& store, std::function<void(const std::filesystem::path& dir)> write_rest,
+      std::function<void()> check_copies = [] {});
   /// Waits for a checkpoint that is being written.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
@@ -41,6 +44,7 @@ class CheckpointWriter {
   checkpoint::NamedTensors weights_, moments_;  ///< on the host
   CheckpointStore& store_;
   std::function<void(const std::filesystem::path& dir)> write_rest_;
+  std::function<void()> check_copies_;
   std::future<void> writing_;  // the last member: its end waits for the thread, which uses the others
 };
 

@@ -138,8 +138,8 @@ Run::Run(const RunConfig& config, data::Tokenizer tokenizer, const dist::Process
       lag_(model_.parameters().front().tensor.is_cpu() ? 0 : 1) {
   if (!leader_) return;
   warn_of_idle_graph(config_.train.cuda_graph, model_.parameters().front().tensor.device(), ranks_.size());
-  writer_ = std::make_unique<CheckpointWriter>(leader_->checkpoints,
-                                               [this](const fs::path& dir) { tokenizer_.save_in(dir); });
+  writer_ = std::make_unique<CheckpointWriter>(
+      leader_->checkpoints, [this](const fs::path& dir) { tokenizer_.save_in(dir); }, [this] { ranks_.check(); });
 }
 
 void Run::restore(const json& beginning) {
@@ -247,6 +247,7 @@ void Run::evaluate() {
   const at::NoGradGuard no_grad;
   const auto held_out =
       eval::held_out_loss(model_, *corpora_.valid, tokenizer_, config_.data.context, config_.eval.max_tokens);
+  ranks_.check();
   if (log_) log_->write_evaluation(state, held_out);
   look_at_gates();
 }

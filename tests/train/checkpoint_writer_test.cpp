@@ -62,6 +62,16 @@ TEST(CheckpointWriter, SavesOneAfterAnother) {
   }
 }
 
+// As when a rank has ended, and the GPU no longer waits for it.
+TEST(CheckpointWriter, WritesNoCopiesThatAreNoGood) {
+  test::TemporaryFolder folder;
+  CheckpointStore store(folder.path(), {.keep_last = 9, .keep_every_tokens = 0, .on_stage = {}});
+  CheckpointWriter writer(store, write_nothing, [] { throw Error("rank 1 of 2 has ended"); });
+  EXPECT_THROW(writer.save(10, {{"w", at::ones({2})}}, no_moments, {}), Error);
+  writer.finish();
+  EXPECT_TRUE(checkpoint::list_checkpoints(folder.path()).empty());
+}
+
 // Whichever way the loop asks next, it learns of the failure, once; the checkpoint before still stands.
 TEST(CheckpointWriter, AFailureReachesTheLoop) {
   for (const char* asked_by : {"check", "finish", "save"}) {

@@ -1,0 +1,79 @@
+// What a thread finds out while the host stands still within CUDA, without GPUs.
+#include "dist/guard.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+namespace fox::dist {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLong{120000}, kPatience{100};
+
+struct Ranks {
+  explicit Ranks(milliseconds timeout)
+      : first(std::make_shared<Liveness>(store, 0, 2, timeout, false)),
+        second(std::make_unique<Liveness>(store, 1, 2, timeout, false)) {}
+  StorePointer store = c10::make_intrusive<c10d::HashStore>();
+  std::shared_ptr<Liveness> first;
+  std::unique_ptr<Liveness> second;
+};
+
+/// What check() throws once `given_up`; "" when nothing has been given up within the time.
+std::string fault_of(const Guard& guard, const std::atomic<int>& given_up, milliseconds within) {
+  const auto deadline = std::chrono::steady_clock::now() + within;
+  while (given_up == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(milliseconds(10));
+  try {
+    guard.check();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Guard, NamesTheRankThatEnded) {
+  Ranks ranks(kLong);
+  ranks.second.reset();
+  ranks.store->set("sign/1", std::string("7 3"));  // the last that a process wrote before it was killed
+  std::atomic<int> given_up{0};
+  const Guard guard(ranks.first, kPatience, [&] { ++given_up; });
+  EXPECT_EQ(fault_of(guard, given_up, kLong), "rank 1 of 2 has ended or stands still: no sign of life for 10 s");
+  EXPECT_EQ(given_up, 1);
+}
+
+TEST(Guard, NamesTheRankThatHangsAfterTheTimeout) {
+  Ranks ranks(milliseconds(1500));
+  ranks.first->entered();
+  std::atomic<int> given_up{0};
+  const Guard guard(ranks.first, kPatience, [&] { ++given_up; });
+  const std::string fault = fault_of(guard, given_up, kLong);
+  EXPECT_EQ(fault, "rank 1 of 2 hangs: others wait for it in exchange 1, it has not come beyond 0 within 1.5 s");
+}
+
+TEST(Guard, TellsWhatARankReportedAlsoWhenItCannotBeGivenUp) {
+  Ranks ranks(kLong);
+  ranks.second->report("rank 1 of 2 stopped: the disk is full");
+  std::atomic<int> given_up{0};
+  const Guard guard(ranks.first, kPatience, [&] {
+    ++given_up;
+    throw std::runtime_error("no");
+  });
+  EXPECT_EQ(fault_of(guard, given_up, kLong), "rank 1 of 2 stopped: the disk is full");
+}
+
+TEST(Guard, LeavesAloneRanksThatAreBusyWithoutAnExchange) {
+  Ranks ranks(milliseconds(500));
+  for (Liveness* rank : {ranks.first.get(), ranks.second.get()}) rank->entered();
+  std::this_thread::sleep_for(milliseconds(700));  // until the next signs say so
+  std::atomic<int> given_up{0};
+  const Guard guard(ranks.first, kPatience, [&] { ++given_up; });
+  EXPECT_EQ(fault_of(guard, given_up, milliseconds(2500)), "");
+  EXPECT_EQ(given_up, 0);
+}
+
+}  // namespace
+}  // namespace fox::dist
