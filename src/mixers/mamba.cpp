@@ -9,6 +9,7 @@
 #include "mixers/recurrent_slot.h"
 #include "ops/dtypes.h"
 #include "ops/mamba.h"
+#include "ops/swiglu.h"
 
 namespace fox::mixers {
 namespace {
@@ -46,7 +47,7 @@ at::Tensor Mamba::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence,
                                       options.chunk_size = kChunk;
                                       return ops::mamba(in[0], in[1], in[2], in[3], in[4], in[5], options);
                                     });
-  return out_proj_.forward(y_BTI * at::silu(halves[1]));
+  return out_proj_.forward(ops::swiglu(halves[1], y_BTI));
 }
 
 std::unique_ptr<nn::CacheSlot> Mamba::make_slot() const {

@@ -9,6 +9,7 @@
 #include "mixers/recurrent_slot.h"
 #include "ops/dtypes.h"
 #include "ops/mamba2.h"
+#include "ops/swiglu.h"
 
 namespace fox::mixers {
 
@@ -47,7 +48,7 @@ at::Tensor Mamba2::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence
                                        options.chunk_size = chunk;
                                        return ops::mamba2(in[0], in[1], in[2], in[3], in[4], in[5], options);
                                      });
-  return out_proj_.forward(norm_.forward(y_BTHP.flatten(2) * at::silu(parts[0])));
+  return out_proj_.forward(norm_.forward(ops::swiglu(parts[0], y_BTHP.flatten(2))));
 }
 
 std::unique_ptr<nn::CacheSlot> Mamba2::make_slot() const {

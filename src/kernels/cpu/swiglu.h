@@ -4,19 +4,27 @@
 
 namespace fox::kernels {
 
+/// What SwiGLU reads: gate and value, rows × width, each row contiguous, so many elements from row to row.
 template <class T>
 struct SwigluParams {
-  const T* gate_up;        ///< rows × 2 width, each row contiguous
-  int64_t gate_up_stride;  ///< elements from row to row
+  const T *gate, *value;
+  int64_t gate_stride, value_stride;
   int64_t rows, width;
 };
 
-/// out (rows × width, contiguous) = silu(g) * y.
+/// out (rows × width, contiguous) = silu(gate) * value.
 template <class T>
 void swiglu(const SwigluParams<T>& p, T* out);
 
-/// d_gate_up (rows × 2 width, contiguous) from dout (rows × width, contiguous).
+/// Gradients, rows `stride` elements apart.
 template <class T>
-void swiglu_backward(const SwigluParams<T>& p, const T* dout, T* d_gate_up);
+struct SwigluGradients {
+  T *gate, *value;
+  int64_t stride;
+};
+
+/// From dout (rows × width, contiguous).
+template <class T>
+void swiglu_backward(const SwigluParams<T>& p, const T* dout, const SwigluGradients<T>& gradients);
 
 }  // namespace fox::kernels

@@ -5,71 +5,71 @@ namespace fox::cuda {
 namespace {
 
 template <class T, int N>
-__global__ void forward(const T* gate_up, int64_t stride, int64_t items, int64_t row_items, int64_t width, T* out) {
-  const int64_t item = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
-  if (item >= items) return;
+__global__ void forward(SwigluParams<T> p, T* out) {
+  const int64_t item = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x, row_items = p.width / N;
+  if (item >= p.rows * row_items) return;
   const int64_t row = item / row_items, column = (item - row * row_items) * N;
   Vec<T, N> g, y;
-  g.load(gate_up + row * stride + column);
-  y.load(gate_up + row * stride + width + column);
+  g.load(p.gate + row * p.gate_stride + column);
+  y.load(p.value + row * p.value_stride + column);
 #pragma unroll
   for (int i = 0; i < N; ++i) y.v[i] *= g.v[i] / (1 + exp(-g.v[i]));
-  y.store(out + row * width + column);
+  y.store(out + row * p.width + column);
 }
 
 template <class T, int N>
-__global__ void backward(const T* dout, const T* gate_up, int64_t stride, int64_t items, int64_t row_items,
-                         int64_t width, T* d_gate_up) {
-  const int64_t item = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
-  if (item >= items) return;
+__global__ void backward(SwigluParams<T> p, const T* dout, T* dgate, T* dvalue, int64_t stride) {
+  const int64_t item = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x, row_items = p.width / N;
+  if (item >= p.rows * row_items) return;
   const int64_t row = item / row_items, column = (item - row * row_items) * N;
   Vec<T, N> g, y, d;
-  g.load(gate_up + row * stride + column);
-  y.load(gate_up + row * stride + width + column);
-  d.load(dout + row * width + column);
+  g.load(p.gate + row * p.gate_stride + column);
+  y.load(p.value + row * p.value_stride + column);
+  d.load(dout + row * p.width + column);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const Compute<T> s = 1 / (1 + exp(-g.v[i])), silu = g.v[i] * s;
     g.v[i] = d.v[i] * y.v[i] * (s + silu * (1 - s));
     y.v[i] = d.v[i] * silu;
   }
-  T* target = d_gate_up + row * 2 * width + column;
-  g.store(target);
-  y.store(target + width);
+  g.store(dgate + row * stride + column);
+  y.store(dvalue + row * stride + column);
+}
+
+template <class T>
+bool allows_vectors(const SwigluParams<T>& p) {
+  return is_vectorizable<T>(p.gate, p.gate_stride, p.width) && is_vectorizable<T>(p.value, p.value_stride);
 }
 
 }  // namespace
 
 template <class T>
-cudaError_t swiglu(const T* gate_up, int64_t stride, int64_t rows, int64_t width, T* out, cudaStream_t stream) {
-  if (rows * width == 0) return cudaSuccess;
-  if (is_vectorizable<T>(gate_up, stride, width) && is_vectorizable<T>(out)) {
-    const int64_t row_items = width / kVec<T>, items = rows * row_items;
-    forward<T, kVec<T>><<<grid_of(items), kThreads, 0, stream>>>(gate_up, stride, items, row_items, width, out);
+cudaError_t swiglu(const SwigluParams<T>& p, T* out, cudaStream_t stream) {
+  if (p.rows * p.width == 0) return cudaSuccess;
+  if (allows_vectors(p) && is_vectorizable<T>(out)) {
+    forward<T, kVec<T>><<<grid_of(p.rows * p.width / kVec<T>), kThreads, 0, stream>>>(p, out);
   } else {
-    forward<T, 1><<<grid_of(rows * width), kThreads, 0, stream>>>(gate_up, stride, rows * width, width, width, out);
+    forward<T, 1><<<grid_of(p.rows * p.width), kThreads, 0, stream>>>(p, out);
   }
   return cudaGetLastError();
 }
 
 template <class T>
-cudaError_t swiglu_backward(const T* dout, const T* gate_up, int64_t stride, int64_t rows, int64_t width, T* d_gate_up,
+cudaError_t swiglu_backward(const SwigluParams<T>& p, const T* dout, T* dgate, T* dvalue, int64_t stride,
                             cudaStream_t stream) {
-  if (rows * width == 0) return cudaSuccess;
-  if (is_vectorizable<T>(gate_up, stride, width) && is_vectorizable<T>(dout) && is_vectorizable<T>(d_gate_up)) {
-    const int64_t row_items = width / kVec<T>, items = rows * row_items;
-    backward<T, kVec<T>>
-        <<<grid_of(items), kThreads, 0, stream>>>(dout, gate_up, stride, items, row_items, width, d_gate_up);
+  if (p.rows * p.width == 0) return cudaSuccess;
+  if (allows_vectors(p) && is_vectorizable<T>(dout) && is_vectorizable<T>(dgate, stride) &&
+      is_vectorizable<T>(dvalue)) {
+    backward<T, kVec<T>><<<grid_of(p.rows * p.width / kVec<T>), kThreads, 0, stream>>>(p, dout, dgate, dvalue, stride);
   } else {
-    backward<T, 1>
-        <<<grid_of(rows * width), kThreads, 0, stream>>>(dout, gate_up, stride, rows * width, width, width, d_gate_up);
+    backward<T, 1><<<grid_of(p.rows * p.width), kThreads, 0, stream>>>(p, dout, dgate, dvalue, stride);
   }
   return cudaGetLastError();
 }
 
-#define FOX_INSTANTIATE(T)                                                               \
-  template cudaError_t swiglu<T>(const T*, int64_t, int64_t, int64_t, T*, cudaStream_t); \
-  template cudaError_t swiglu_backward<T>(const T*, const T*, int64_t, int64_t, int64_t, T*, cudaStream_t);
+#define FOX_INSTANTIATE(T)                                                  \
+  template cudaError_t swiglu<T>(const SwigluParams<T>&, T*, cudaStream_t); \
+  template cudaError_t swiglu_backward<T>(const SwigluParams<T>&, const T*, T*, T*, int64_t, cudaStream_t);
 FOX_FOR_EACH_DTYPE(FOX_INSTANTIATE)
 
 }  // namespace fox::cuda

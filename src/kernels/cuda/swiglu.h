@@ -6,14 +6,22 @@
 
 namespace fox::cuda {
 
-/// out (rows × width, contiguous) = silu(g) * y, with (g, y) the halves of gate_up (rows × 2 width, rows `stride`
-/// elements apart). T: __nv_bfloat16, __half, float, double.
+/// What SwiGLU reads: gate and value, rows × width, rows so many elements apart. T: __nv_bfloat16, __half, float,
+/// double.
 template <class T>
-cudaError_t swiglu(const T* gate_up, int64_t stride, int64_t rows, int64_t width, T* out, cudaStream_t stream);
+struct SwigluParams {
+  const T *gate, *value;
+  int64_t gate_stride, value_stride;
+  int64_t rows, width;
+};
 
-/// d_gate_up (rows × 2 width, contiguous) from dout (contiguous).
+/// out (rows × width, contiguous) = silu(gate) * value.
 template <class T>
-cudaError_t swiglu_backward(const T* dout, const T* gate_up, int64_t stride, int64_t rows, int64_t width, T* d_gate_up,
+cudaError_t swiglu(const SwigluParams<T>& p, T* out, cudaStream_t stream);
+
+/// dgate and dvalue (rows `stride` elements apart) from dout (contiguous).
+template <class T>
+cudaError_t swiglu_backward(const SwigluParams<T>& p, const T* dout, T* dgate, T* dvalue, int64_t stride,
                             cudaStream_t stream);
 
 }  // namespace fox::cuda
