@@ -5,25 +5,10 @@
 #include "mixers/initial_values.h"
 #include "mixers/recurrent_slot.h"
 #include "nn/linear_together.h"
-#include "ops/dtypes.h"
 #include "ops/hgrn2.h"
+#include "ops/hgrn2_gate.h"
 
 namespace fox::mixers {
-namespace {
-
-struct Gate {
-  at::Tensor log_g, one_minus_g;
-};
-
-// From the gate's logits, in float32 at least: 1 - g is a sigmoid too, and keeps its digits where g is close to 1.
-Gate open(const at::Tensor& logits) { return {at::log_sigmoid(logits), at::sigmoid(-logits)}; }
-
-Gate open(const at::Tensor& logits, const at::Tensor& lower_C) {
-  const auto free_C = 1 - lower_C;
-  return {(lower_C + free_C * at::sigmoid(logits)).log(), free_C * at::sigmoid(-logits)};
-}
-
-}  // namespace
 
 Hgrn2::Hgrn2(const ModelConfig& config, int64_t layer, const SharedParameters& shared)
     : config_(config),
@@ -37,16 +22,14 @@ Hgrn2::Hgrn2(const ModelConfig& config, int64_t layer, const SharedParameters& s
 
 at::Tensor Hgrn2::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence, nn::CacheSlot* slot) {
   const auto projected = nn::linear_together(x_BTC, {q_proj_.weight, f_proj_.weight, i_proj_.weight}, projections_);
-  const auto logits_BTC = ops::cast(projected[1], ops::compute_type(x_BTC.scalar_type()));
-  const bool bounded = config_.apply_lower_bound && layer_ > 0;
-  const auto gate =
-      bounded
-          ? open(logits_BTC, ops::cast(lower_bounds_.softmax(0).narrow(0, 1, layer_).sum(0), logits_BTC.scalar_type()))
-          : open(logits_BTC);
+  // Bounds rise from layer to layer, from 0.
+  std::optional<at::Tensor> lower_C;
+  if (config_.apply_lower_bound && layer_ > 0) lower_C = lower_bounds_.softmax(0).narrow(0, 1, layer_).sum(0);
+  const auto gate = ops::hgrn2_gate(projected[1], lower_C);
   const auto heads = [&](const at::Tensor& y) { return y.unflatten(-1, {-1, config_.expand_ratio}); };
   const auto o_BTHV = run_recurrence(
       sequence, static_cast<RecurrentSlot*>(slot),
-      {heads(at::silu(projected[0])), heads(gate.one_minus_g), heads(projected[2]), heads(gate.log_g)},
+      {heads(at::silu(projected[0])), heads(gate.k), heads(projected[2]), heads(gate.log_g)},
       [](const auto& in, const auto& options) { return ops::hgrn2(in[0], in[1], in[2], in[3], options); });
   return o_proj_.forward(g_norm_.forward(o_BTHV.flatten(2)));
 }
