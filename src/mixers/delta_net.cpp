@@ -2,20 +2,27 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
+
 #include "mixers/initial_values.h"
 #include "mixers/recurrent_slot.h"
 #include "nn/linear_together.h"
 #include "ops/delta_net.h"
 #include "ops/dtypes.h"
+#include "ops/rms_norm.h"
 
 namespace fox::mixers {
 namespace {
 
 constexpr double kUnitEps = 1e-6;  // published; keeps a vector of 0 from being divided by 0
 
-at::Tensor unit(const at::Tensor& x_BTHD) {
-  const auto x = ops::cast(x_BTHD, ops::compute_type(x_BTHD.scalar_type()));
-  return ops::cast(x * at::rsqrt(x.square().sum(-1, /*keepdim=*/true) + kUnitEps), x_BTHD.scalar_type());
+// x / √(Σ x² + eps) of each head: an RMSNorm whose weight is 1/√D.
+at::Tensor unit(const at::Tensor& x_BTC, int64_t heads) {
+  const int64_t width = x_BTC.size(-1) / heads;
+  const auto size = static_cast<double>(width);
+  const auto weight_D =
+      at::full({width}, 1 / std::sqrt(size), x_BTC.options().dtype(ops::compute_type(x_BTC.scalar_type())));
+  return ops::rms_norm(x_BTC, weight_D, kUnitEps / size, heads);
 }
 
 }  // namespace
@@ -36,11 +43,13 @@ at::Tensor DeltaNet::forward(const at::Tensor& x_BTC, const nn::Sequence& sequen
   auto* memory = static_cast<RecurrentSlot*>(slot);
   const auto projected =
       nn::linear_together(x_BTC, {q_proj_.weight, k_proj_.weight, v_proj_.weight, b_proj_.weight}, projections_);
+  const int64_t H = config_.num_heads;
   const auto convolved = [&](const nn::ShortConv& conv, size_t i) {
-    return conv.forward(projected[i], sequence, memory ? &memory->conv[i] : nullptr)
-        .unflatten(-1, {config_.num_heads, -1});
+    return conv.forward(projected[i], sequence, memory ? &memory->conv[i] : nullptr);
   };
-  const auto q = unit(convolved(q_conv_, 0)), k = unit(convolved(k_conv_, 1)), v = convolved(v_conv_, 2);
+  const auto heads = [&](const at::Tensor& y_BTC) { return y_BTC.unflatten(-1, {H, -1}); };
+  const auto q = heads(unit(convolved(q_conv_, 0), H)), k = heads(unit(convolved(k_conv_, 1), H));
+  const auto v = heads(convolved(v_conv_, 2));
   const auto beta = at::sigmoid(ops::cast(projected[3], ops::compute_type(x_BTC.scalar_type())));
   const auto o_BTHV = run_recurrence(sequence, memory, {q, k, v, beta}, [](const auto& in, const auto& options) {
     return ops::delta_net(in[0], in[1], in[2], in[3], options);
