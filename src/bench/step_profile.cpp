@@ -71,6 +71,10 @@ std::string part_of(const std::string& name) {
       {"attention",
        {"forgetting_attn", "preprocess_kernel", "postprocess_kernel", "gate_gradient_kernel", "gate_blocks_kernel",
         "prefix_kernel", "head_order_kernel", "flash", "sdpa"}},
+      {"recurrence",
+       {"::states_kernel", "::output_kernel", "::scan_kernel", "::backward_kernel", "::prepare_kernel",
+        "::dwritten_kernel", "::link_kernel", "::summary_", "mamba2_scan", "mamba_scan", "hgrn2_scan",
+        "delta_net_scan"}},
       {"matmul",
        {"gemm", "nvjet", "cutlass", "splitK", "cublas", "aten::mm", "aten::addmm", "aten::bmm", "aten::linear"}},
       {"data", {"Memcpy HtoD"}},
@@ -94,7 +98,7 @@ StepProfile profile_steps(c10::Device device, int64_t steps, const std::function
   work();
   const auto result = profiler::disableProfiler();
   StepProfile profile;
-  for (const char* part : {"attention", "matmul", "elementwise", "optimizer", "communication", "data"}) {
+  for (const char* part : {"attention", "recurrence", "matmul", "elementwise", "optimizer", "communication", "data"}) {
     profile.parts[part] = 0;
   }
   for (const auto& [name, ns] : device.is_cpu() ? cpu_times(result->events()) : gpu_times(result->events())) {

@@ -41,9 +41,10 @@ struct TrainMeasurement {
   double ms = 0;            ///< of a step, median
   double ms_spread = 0;     ///< distance of the quartiles
   double mfu = 0;  ///< share of 989 TFLOP/s a GPU (dense bf16 of H100 and H200 SXM); as Table 6 counts; 0 on a CPU
-  /// Milliseconds of a step on this rank: attention, matmul, elementwise, optimizer, communication, data, idle. On a
-  /// GPU by kernel, idle being what the step takes beyond them (those of NCCL run beside others, so that communication
-  /// may take no time of its own); on a CPU by operator, communication being what it waits for.
+  /// Milliseconds of a step on this rank: attention, recurrence (of Mamba-2, HGRN2, DeltaNet, Mamba), matmul,
+  /// elementwise (short convolutions too), optimizer, communication, data, idle. On a GPU by kernel, idle being what
+  /// the step takes beyond them (those of NCCL run beside others, so that communication may take no time of its own);
+  /// on a CPU by operator, communication being what it waits for.
   std::map<std::string, double> parts = {};
   std::map<std::string, double> kernels = {};  ///< the same by kernel or operator; not in the JSON
   double peak_gib = 0;  ///< most memory that was allocated (GPU), most that the process held (CPU)

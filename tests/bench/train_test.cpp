@@ -36,11 +36,14 @@ TEST(TrainBench, EveryModelIsMeasured) {
     const auto m = bench_train(small(model));
     EXPECT_GT(m.ms, 0) << model;
     EXPECT_NEAR(m.tokens_per_s * m.ms / 1e3, 32, 1e-6) << model;
-    for (const char* part : {"attention", "matmul", "elementwise", "optimizer", "communication", "data", "idle"}) {
+    for (const char* part :
+         {"attention", "recurrence", "matmul", "elementwise", "optimizer", "communication", "data", "idle"}) {
       ASSERT_TRUE(m.parts.contains(part)) << model << ", " << part;
       EXPECT_GE(m.parts.at(part), 0) << model << ", " << part;
     }
     EXPECT_GT(m.parts.at("matmul"), 0) << model;
+    const bool recurrent = model == "mamba2" || model == "hgrn2" || model == "delta_net" || model == "samba";
+    EXPECT_EQ(m.parts.at("recurrence") > 0, recurrent) << model;
     EXPECT_GT(m.parts.at("optimizer"), 0) << model;
     EXPECT_EQ(m.parts.at("communication"), 0) << model;
     EXPECT_GT(m.peak_gib, 0) << model;
@@ -92,6 +95,11 @@ TEST(TrainBench, RefusesWhatItDoesNotKnow) {
 }
 
 TEST(StepProfile, KnowsThePartsByTheirKernels) {
+  EXPECT_EQ(part_of("void fox::cuda::(anonymous namespace)::states_kernel<64>(fox::cuda::(anonymous namespace)::Args)"),
+            "recurrence");
+  EXPECT_EQ(part_of("fox::hgrn2_scan_backward"), "recurrence");
+  EXPECT_EQ(part_of("void fox::cuda::(anonymous namespace)::backward<…>(fox::cuda::ShortConvParams<…>, …)"),
+            "elementwise");
   EXPECT_EQ(part_of("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT"), "matmul");
   EXPECT_EQ(part_of("void fox::cuda::forgetting_attn_forward_kernel<…>(fox::cuda::ForwardArgs)"), "attention");
   EXPECT_EQ(part_of("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<…FusedAdam…>"), "optimizer");
