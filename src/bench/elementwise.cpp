@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -18,10 +19,15 @@
 #include "ops/device.h"
 #include "ops/gate.h"
 #include "ops/gated_rms_norm.h"
+#include "ops/hgrn2_gate.h"
+#include "ops/hgrn2_gate_schema.h"
 #include "ops/linear_cross_entropy.h"
 #include "ops/rms_norm.h"
 #include "ops/rotary.h"
+#include "ops/short_conv.h"
+#include "ops/short_conv_schema.h"
 #include "ops/swiglu.h"
+#include "ops/swiglu_schema.h"
 #include "ops/token_shift.h"
 
 namespace fox::bench {
@@ -51,7 +57,7 @@ Tensors as_list(const std::tuple<Tensor, Tensor, Tensor>& t) {
 
 /// What all operators of one size read.
 struct Inputs {
-  Tensor x_NC, dy_NC, gate_NC, stream_NC, dstream_NC, weight_C, weight_D;
+  Tensor x_NC, dy_NC, gate_NC, stream_NC, dstream_NC, weight_C, weight_D, taps_C4, lower_C;
   Tensor x_BTHD, dy_BTHD, logits_BTH, alpha_BTH, gate_up, dmlp;
 
   Inputs(int64_t rows, int64_t width, int64_t head_dim, at::ScalarType type, at::Device device) {
@@ -65,6 +71,8 @@ struct Inputs {
     dstream_NC = at::randn({rows, width}, masters);
     weight_C = at::randn({width}, masters);
     weight_D = at::randn({head_dim}, masters);
+    taps_C4 = at::randn({width, 4}, masters);
+    lower_C = at::rand({width}, masters);
     x_BTHD = x_NC.view({1, rows, heads, head_dim});
     dy_BTHD = dy_NC.view({1, rows, heads, head_dim});
     logits_BTH = at::randn({1, rows, heads}, options);
@@ -144,8 +152,42 @@ void add_attention_inputs(const Inputs& in, std::vector<Case>& cases) {
   add("attn_input shift norm rotary", true, true);
 }
 
+/// Mamba-2's and DeltaNet's convolution of four taps, and what ATen's operators make of it.
+void add_short_convolutions(const Inputs& in, std::vector<Case>& cases) {
+  const auto x = in.x_NC.unsqueeze(0), dy = in.dy_NC.unsqueeze(0), taps = in.taps_C4.t();
+  const auto backward = ops::find_operator<ops::ShortConvBackward>("fox::short_conv_backward");
+  const Tensors inputs{x, taps, in.weight_C}, with_dy{dy, x, taps, in.weight_C};
+  cases.push_back({"short_conv", "forward", inputs, [=] { return Tensors{ops::short_conv(x, taps, in.weight_C)}; }});
+  cases.push_back({"short_conv", "backward", with_dy, [=] {
+                     const auto [dx, dtaps, dbias, dbefore] = backward.call(dy, x, taps, in.weight_C, {}, {});
+                     return Tensors{dx, dtaps, dbias};
+                   }});
+  cases.push_back({"short_conv by ATen", "forward", inputs,
+                   [=] { return Tensors{ops::short_conv_reference(x, taps, in.weight_C)}; }});
+  const at::AutoGradMode with_graph(true);
+  const Tensors leaves{x.detach().requires_grad_(), taps.detach().requires_grad_(),
+                       in.weight_C.detach().requires_grad_()};
+  const auto y = ops::short_conv_reference(leaves[0], leaves[1], leaves[2]);
+  cases.push_back({"short_conv by ATen", "backward", with_dy,
+                   [=] { return torch::autograd::grad({y}, leaves, {dy}, /*retain_graph=*/true); }});
+}
+
 void add_others(const Inputs& in, std::vector<Case>& cases) {
-  const auto swiglu = ops::find_operator<Tensor(const Tensor&, const Tensor&)>("fox::swiglu_backward");
+  const auto gates = ops::find_operator<ops::Hgrn2GateBackward>("fox::hgrn2_gate_backward");
+  cases.push_back({"hgrn2_gate", "forward", {in.x_NC, in.lower_C}, [=] {
+                     const auto gate = ops::hgrn2_gate(in.x_NC, in.lower_C);
+                     return Tensors{gate.log_g, gate.k};
+                   }});
+  cases.push_back({"hgrn2_gate", "backward", {in.dstream_NC, in.dy_NC, in.x_NC, in.lower_C}, [=] {
+                     return as_list(gates.call(in.dstream_NC, in.dy_NC, in.x_NC, in.lower_C));
+                   }});
+  const auto of_two = ops::find_operator<ops::SwigluOfTwoBackward>("fox::swiglu_of_two_backward");
+  cases.push_back(
+      {"swiglu of two", "forward", {in.gate_NC, in.x_NC}, [=] { return Tensors{ops::swiglu(in.gate_NC, in.x_NC)}; }});
+  cases.push_back({"swiglu of two", "backward", {in.dy_NC, in.gate_NC, in.x_NC}, [=] {
+                     return as_list(of_two.call(in.dy_NC, in.gate_NC, in.x_NC));
+                   }});
+  const auto swiglu = ops::find_operator<ops::SwigluBackward>("fox::swiglu_backward");
   cases.push_back({"swiglu", "forward", {in.gate_up}, [=] { return Tensors{ops::swiglu(in.gate_up)}; }});
   cases.push_back(
       {"swiglu", "backward", {in.dmlp, in.gate_up}, [=] { return Tensors{swiglu.call(in.dmlp, in.gate_up)}; }});
@@ -238,6 +280,7 @@ void bench_elementwise(const ElementwiseOptions& x, const std::function<void(con
       std::vector<Case> cases;
       add_norms(in, width / x.head_dim, cases);
       add_attention_inputs(in, cases);
+      add_short_convolutions(in, cases);
       add_others(in, cases);
       line.rows = rows, line.width = width;
       measure(cases, line, x.repetitions, device, report);

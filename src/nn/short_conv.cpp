@@ -21,6 +21,14 @@ at::Tensor end_of_previous_chunk(const at::Tensor& x_BTC, int64_t tokens, const 
   return ops::previous_tokens(x_BTC.narrow(1, length - tokens, tokens), sequence.shard);
 }
 
+/// The last `tokens` inputs of `before` (or 0) and x together.
+at::Tensor last_inputs(const std::optional<at::Tensor>& before, const at::Tensor& x_BTC, int64_t tokens) {
+  const int64_t length = x_BTC.size(1);
+  if (length >= tokens) return x_BTC.narrow(1, length - tokens, tokens).clone();
+  const auto start = before ? *before : at::zeros({x_BTC.size(0), tokens, x_BTC.size(2)}, x_BTC.options());
+  return at::cat({start.narrow(1, length, tokens - length), x_BTC}, 1);
+}
+
 }  // namespace
 
 ShortConv::ShortConv(int64_t channels, int64_t taps, bool with_bias)
@@ -34,10 +42,7 @@ at::Tensor ShortConv::forward(const at::Tensor& x_BTC, const Sequence& sequence,
   std::optional<at::Tensor> before;
   if (tail && tail->inputs.defined()) before = tail->inputs;
   if (sequence.shard) before = end_of_previous_chunk(x, past, sequence);
-  if (tail) {
-    const auto start = before.value_or(at::zeros({x.size(0), past, x.size(2)}, x.options()));
-    tail->inputs = at::cat({start, x}, 1).narrow(1, length, past).clone();
-  }
+  if (tail) tail->inputs = last_inputs(before, x, past);
   const auto with = bias.defined() ? std::optional(bias) : std::nullopt;
   return ops::short_conv(x, weight.squeeze(1).t(), with, before, sequence.cu_seqlens);
 }

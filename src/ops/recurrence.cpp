@@ -56,6 +56,11 @@ at::Tensor document_numbers(const at::Tensor& cu_seqlens, int64_t length) {
   return at::searchsorted(cu_seqlens, position_T, /*out_int32=*/false, /*right=*/true);
 }
 
+at::Tensor tokens_before(const at::Tensor& cu_seqlens, int64_t length) {
+  const auto begins_T = cu_seqlens.index_select(0, document_numbers(cu_seqlens, length) - 1);
+  return at::arange(length, cu_seqlens.options()) - begins_T;
+}
+
 at::Tensor document_starts(const at::Tensor& cu_seqlens, int64_t length) {
   const auto document_T = document_numbers(cu_seqlens, length);
   return at::cat({at::ones_like(document_T.narrow(0, 0, 1), at::kBool), document_T.diff() != 0});

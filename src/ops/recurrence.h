@@ -33,6 +33,8 @@ double score_scale(const at::Tensor& q);
 
 /// Number of the document that each of `length` positions belongs to, (T,) int64. Read on the device: no wait for it.
 at::Tensor document_numbers(const at::Tensor& cu_seqlens, int64_t length);
+/// How many tokens before each position are of its document, (T,) int64.
+at::Tensor tokens_before(const at::Tensor& cu_seqlens, int64_t length);
 /// Whether each position is the first of its document, (T,) bool.
 at::Tensor document_starts(const at::Tensor& cu_seqlens, int64_t length);
 

@@ -6,15 +6,10 @@
 #include "kernels/cpu/short_conv.h"
 #include "ops/common.h"
 #include "ops/recurrence.h"
+#include "ops/short_conv_schema.h"
 
 namespace fox::ops {
 namespace {
-
-using ShortConvForward = at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
-                                    const OptionalTensor&);
-using ShortConvBackward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
-    const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&, const OptionalTensor&,
-    const OptionalTensor&);
 
 void check_short_conv(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                       const OptionalTensor& before, const OptionalTensor& cu_seqlens) {
@@ -33,18 +28,6 @@ void check_short_conv(const at::Tensor& x, const at::Tensor& weight, const Optio
   if (before) throw Error("short_conv: before and cu_seqlens exclude each other", "packed documents begin with 0");
 }
 
-/// (T,): how many tokens before each are of its document.
-at::Tensor tokens_before(const at::Tensor& cu_seqlens, int64_t length) {
-  const auto cu = cu_seqlens.cpu().contiguous();
-  const int64_t* ends = cu.const_data_ptr<int64_t>();
-  auto reach = at::empty({length}, at::kLong);
-  auto* out = reach.mutable_data_ptr<int64_t>();
-  for (int64_t document = 0; document + 1 < cu.size(0); ++document) {
-    for (int64_t t = ends[document]; t < ends[document + 1]; ++t) out[t] = t - ends[document];
-  }
-  return reach;
-}
-
 /// The tensors in the dtype and layout that the kernel reads; it must outlive the kernel's parameters.
 struct ShortConvInputs {
   at::Tensor x, weight, bias, before, reach;
@@ -57,7 +40,7 @@ struct ShortConvInputs {
     weight = cast(weight_in, type).contiguous();
     if (bias_in) bias = cast(*bias_in, type).contiguous();
     if (before_in) before = cast(*before_in, type).contiguous();
-    if (cu_seqlens) reach = tokens_before(*cu_seqlens, x.size(1));
+    if (cu_seqlens) reach = tokens_before(cu_seqlens->cpu(), x.size(1));
   }
 
   template <class T>
@@ -92,18 +75,18 @@ at::Tensor short_conv_forward_cpu(const at::Tensor& x, const at::Tensor& weight,
   return cast(y, x.scalar_type());
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> short_conv_backward_meta(
-    const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-    const OptionalTensor& before, const OptionalTensor& cu_seqlens) {
+ShortConvGradients short_conv_backward_meta(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                                            const OptionalTensor& bias, const OptionalTensor& before,
+                                            const OptionalTensor& cu_seqlens) {
   check_short_conv(x, weight, bias, before, cu_seqlens);
   check_shape("short_conv_backward", "dy", dy, x.sizes(), "(B, T, C)");
   const auto like = [](const at::Tensor& t) { return at::empty(t.sizes(), t.options()); };
   return {like(x), like(weight), bias ? like(*bias) : at::Tensor(), before ? like(*before) : at::Tensor()};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> short_conv_backward_cpu(
-    const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-    const OptionalTensor& before, const OptionalTensor& cu_seqlens) {
+ShortConvGradients short_conv_backward_cpu(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
+                                           const OptionalTensor& bias, const OptionalTensor& before,
+                                           const OptionalTensor& cu_seqlens) {
   check_short_conv(x, weight, bias, before, cu_seqlens);
   check_shape("short_conv_backward", "dy", dy, x.sizes(), "(B, T, C)");
   const ShortConvInputs in(x, weight, bias, before, cu_seqlens);
@@ -143,7 +126,11 @@ class ShortConv : public torch::autograd::Function<ShortConv> {
 at::Tensor short_conv_forward_autograd(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                                        const OptionalTensor& before, const OptionalTensor& cu_seqlens) {
   const auto b = value_or_undefined(bias), tokens = value_or_undefined(before);
-  if (wants_grad({&x, &weight, &b, &tokens})) return ShortConv::apply(x, weight, bias, before, cu_seqlens);
+  if (wants_grad({&x, &weight, &b, &tokens})) {
+    if (!is_composed_short_conv(x, weight)) return ShortConv::apply(x, weight, bias, before, cu_seqlens);
+    check_short_conv(x, weight, bias, before, cu_seqlens);
+    return short_conv_reference(x, weight, bias, before, cu_seqlens);
+  }
   at::AutoDispatchBelowADInplaceOrView guard;
   return short_conv(x, weight, bias, before, cu_seqlens);
 }
@@ -173,10 +160,6 @@ TORCH_LIBRARY_IMPL(fox, Autograd, m) {
 
 at::Tensor short_conv(const at::Tensor& x_BTC, const at::Tensor& weight_KC, const std::optional<at::Tensor>& bias_C,
                       const std::optional<at::Tensor>& before_BSC, const std::optional<at::Tensor>& cu_seqlens) {
-  if (x_BTC.is_cuda()) {
-    check_short_conv(x_BTC, weight_KC, bias_C, before_BSC, cu_seqlens);
-    return short_conv_reference(x_BTC, weight_KC, bias_C, before_BSC, cu_seqlens);
-  }
   static const auto op = find_operator<ShortConvForward>("fox::short_conv");
   return op.call(x_BTC, weight_KC, bias_C, before_BSC, cu_seqlens);
 }

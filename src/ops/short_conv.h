@@ -11,7 +11,7 @@ namespace fox::ops {
 /// comes from another document.
 /// x_BTC (B, T, C) with any strides; weight_KC (K, C), the current token's tap last; bias_C (C,); before_BSC
 /// (B, K - 1, C); cu_seqlens (N + 1,) int64 (B = 1, without before). Returns (B, T, C) in x's dtype. Differentiable
-/// (on a CPU once) in x, weight, bias and before. On a GPU a composition of ATen's operators.
+/// (once) in x, weight, bias and before. On a GPU more than four taps are a composition of ATen's operators.
 at::Tensor short_conv(const at::Tensor& x_BTC, const at::Tensor& weight_KC,
                       const std::optional<at::Tensor>& bias_C = {}, const std::optional<at::Tensor>& before_BSC = {},
                       const std::optional<at::Tensor>& cu_seqlens = {});

@@ -31,13 +31,17 @@ TEST(ElementwiseBench, EveryOperatorInEveryDirectionAtEverySize) {
     if (m.op == "rms_norm") {
       EXPECT_NEAR(passes, m.direction == "forward" ? 2 : 3, 0.2);
     }
+    if (m.op == "short_conv" || m.op == "short_conv by ATen") {
+      EXPECT_NEAR(passes, m.direction == "forward" ? 2 : 3, 0.5) << m.op;
+    }
     if (m.op == "add_rms_norm") {
       EXPECT_NEAR(passes, 4, 0.2) << m.direction;
     }
     EXPECT_TRUE(seen.insert(m.op + " " + m.direction + " " + std::to_string(m.rows)).second);
   });
   for (const char* op : {"rms_norm", "rms_norm per head", "add_rms_norm", "gated_rms_norm", "token_shift",
-                         "attn_input norm", "attn_input shift norm", "attn_input shift norm rotary", "swiglu"}) {
+                         "attn_input norm", "attn_input shift norm", "attn_input shift norm rotary", "short_conv",
+                         "short_conv by ATen", "hgrn2_gate", "swiglu of two", "swiglu"}) {
     for (const char* direction : {" forward", " backward"}) {
       for (const char* rows : {" 32", " 48"}) EXPECT_TRUE(seen.contains(op + std::string(direction) + rows)) << op;
     }

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The operators' CUDA sides against naive formulas in the same precision: one row of a sum after another.
 
-usage: tools/gpu/check_ops.py BUILD [--out DIR]     BUILD holds libfox.so and libfox_cuda.so
+usage: tools/gpu/check_ops.py BUILD [NAME ...] [--out DIR]     BUILD holds libfox.so and libfox_cuda.so; NAMEs: only
+the cases whose names begin so
 
 A case passes if err(CUDA) <= 2 err(naive in the same dtype) + 2 roundings of the output + 1e-6 of float32 arithmetic on
 values of order 1 (what is left where a sum cancels), both against the operator's CPU side in float64, results and gradients
@@ -80,6 +81,10 @@ def naive_swiglu(x):
     return (g / (1 + torch.exp(-g)) * y).to(x.dtype)
 
 
+def naive_swiglu_of_two(g, y):
+    return naive_swiglu(torch.cat([g, y], -1))
+
+
 def naive_gate(x, b):
     return F.logsigmoid(high(x) + Shared.apply(high(b), x.shape))
 
@@ -120,6 +125,31 @@ def naive_gated_rms_norm(x, gate, w, eps, groups, silu):
     z = high(gate)
     y = naive_rms_norm(high(x), w, eps, groups) / (1 + torch.exp(-z))
     return (y * z if silu else y).to(x.dtype)
+
+
+def naive_short_conv(x, w, bias=None, before=None, document=None):
+    """w (K, C), the current token's tap last; nothing of a token of another document."""
+    y, past = high(x), w.shape[0] - 1
+    first = torch.zeros(x.shape[0], past, x.shape[2], dtype=y.dtype) if before is None else high(before)
+    whole, rows = torch.cat([first, y], 1), [Shared.apply(tap, y.shape) for tap in high(w)]
+    z = torch.zeros_like(y) if bias is None else Shared.apply(high(bias), y.shape)
+    for back in range(past + 1):
+        other = whole[:, past - back: past - back + x.shape[1]]
+        if document is not None and back:
+            outside = torch.ones(x.shape[1], dtype=torch.bool)
+            outside[back:] = document[back:] != document[:-back]
+            other = torch.where(outside[:, None], 0, other)
+        z = z + rows[past - back] * other
+    return (z / (1 + torch.exp(-z))).to(x.dtype)
+
+
+def naive_hgrn2_gate(logits, lower=None):
+    z = high(logits)
+    opened, closed = 1 / (1 + torch.exp(-z)), 1 / (1 + torch.exp(z))
+    if lower is None:
+        return F.logsigmoid(z), closed.to(logits.dtype)
+    low = Shared.apply(high(lower), z.shape)
+    return torch.log(low + (1 - low) * opened), ((1 - low) * closed).to(logits.dtype)
 
 
 def naive_cross_entropy(x, w, labels):
@@ -202,15 +232,41 @@ def attn_input_cases(fox):
             lambda x, s, p, w: naive_attn_input(x, s, p, None, w, 1e-5, 5e5, 3), [x_packed, logits, prev, torch.randn(H * D)]
 
 
+def short_conv_cases(fox):
+    for B, T, C, K in [(2, 1, 1, 1), (2, 1, 70, 4), (2, 2, 5, 4), (2, 7, 3, 2), (3, 33, 64, 4), (2, 300, 65, 3),
+                       (1, 400, 264, 4), (2, 40, 24, 6)]:
+        x, w = torch.randn(B, T, 2 * C + 16)[..., 16:16 + C], torch.randn(C, K).t() / 2
+        bias, before = torch.randn(C), torch.randn(B, K - 1, C)
+        yield f"short_conv {B}x{T}x{C}, {K} taps", fox.short_conv, naive_short_conv, [x, w]
+        yield f"short_conv {B}x{T}x{C}, {K} taps, bias", fox.short_conv, naive_short_conv, [x, w, bias]
+        if K > 1:
+            yield f"short_conv {B}x{T}x{C}, {K} taps, tokens before", lambda x, w, p: fox.short_conv(x, w, None, p), \
+                lambda x, w, p: naive_short_conv(x, w, None, p), [x, w, before]
+            yield f"short_conv {B}x{T}x{C}, {K} taps, bias, tokens before", fox.short_conv, naive_short_conv, \
+                [x.contiguous(), w.contiguous(), bias, before]
+        if B == 1 or T == 7:
+            cu = torch.tensor([0, 1, 4, 4, T // 2 + 2, T - 1, T])
+            document = torch.searchsorted(cu, torch.arange(T), right=True)
+            yield f"short_conv {T}x{C}, {K} taps, documents", \
+                lambda x, w, b, c=cu: fox.short_conv(x, w, b, cu_seqlens=c.to(x.device)), \
+                lambda x, w, b, d=document: naive_short_conv(x, w, b, None, d), [x[:1], w, bias]
+
+
 def cases():
     """name, operator, naive formula, the floating tensors that both take (float32 on the CPU)."""
     fox = torch.ops.fox
     yield from norm_cases(fox)
     yield from attn_input_cases(fox)
+    yield from short_conv_cases(fox)
     for shape in [(7, 64), (5, 3, 4096), (3, 14), (2, 7168)]:
         yield f"swiglu {shape}", fox.swiglu, naive_swiglu, [strided(*shape)]
+        yield f"swiglu of two {shape}", fox.swiglu_of_two, naive_swiglu_of_two, [strided(*shape), torch.randn(shape)]
     for shape in [(2, 65, 24), (1, 1, 4), (3, 1000, 12)]:
         yield f"log_sigmoid_gate {shape}", fox.log_sigmoid_gate, naive_gate, [torch.randn(shape) * 4, torch.randn(shape[-1])]
+    for shape in [(2, 65, 24), (1, 1, 4), (1, 300, 132), (5, 7, 33)]:
+        logits = strided(*shape) * 3
+        yield f"hgrn2_gate {shape}", fox.hgrn2_gate, naive_hgrn2_gate, [logits]
+        yield f"hgrn2_gate {shape}, lower bound", fox.hgrn2_gate, naive_hgrn2_gate, [logits, torch.rand(shape[-1]) * 0.95]
     for N, C, V in [(50, 64, 1000), (300, 96, 1025), (17, 32, 50257)]:
         labels = torch.randint(0, V, (N,))
         labels[::5] = -100
@@ -238,10 +294,12 @@ def as_tuple(out):
     return (out,) if torch.is_tensor(out) else tuple(out)
 
 
-def check(out_dir):
+def check(names, out_dir):
     torch.manual_seed(0)
     ran, failed = 0, []
     for name, function, naive, tensors in cases():
+        if names and not name.startswith(tuple(names)):
+            continue
         attention = "forgetting" in name
         for dtype in [torch.bfloat16, torch.float16] + ([] if attention else [torch.float32, torch.float64]):
             # Values that all dtypes agree on, and a gate's float32 whatever the rest is.
@@ -252,8 +310,8 @@ def check(out_dir):
             own = run(naive or function, rounded, cotangents)
             cuda = run(function, [t.cuda() for t in rounded], cotangents)
             outs = len(cotangents)
-            names = [f"result {i}" for i in range(outs)] + [f"gradient {i}" for i in range(len(tensors))]
-            for what, e, o, c in zip(names, exact, own, cuda):
+            parts = [f"result {i}" for i in range(outs)] + [f"gradient {i}" for i in range(len(tensors))]
+            for what, e, o, c in zip(parts, exact, own, cuda):
                 ran += 1
                 size = e.abs().max().item() + 1e-30
                 tiny = 1e-12 * (1 + size) if dtype == torch.float64 else 2 * EPS[dtype] * size + 1e-6 * (1 + size)
@@ -271,10 +329,11 @@ def check(out_dir):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build")
+    parser.add_argument("names", nargs="*")
     parser.add_argument("--out")
     arguments = parser.parse_args()
     load(os.path.abspath(arguments.build))
-    return 0 if check(arguments.out) else 1
+    return 0 if check(arguments.names, arguments.out) else 1
 
 
 if __name__ == "__main__":
