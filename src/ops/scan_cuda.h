@@ -35,4 +35,44 @@ inline at::Tensor workspace_of(int64_t bytes, const at::Tensor& like) {
 /// Batch and heads are a dimension of the kernels' grids.
 inline bool fits_grid(const at::Tensor& x_BTH) { return x_BTH.size(0) * x_BTH.size(2) < 65536; }
 
+/// A recurrence on CUDA, made of what differs from one to the next:
+///   kScan                  the operator; what has no kernel goes through its pieces
+///   has_kernel(inputs)
+///   Inputs(inputs, first)  the tensors as the kernels read them; they must outlive params(). values() has o's shape
+///   Gradients, gradients(in, inputs, d_o, g)
+///                          makes room for the inputs' gradients in g and returns what puts them together as the
+///                          operator returns them, once they are there
+///   workspace(p, backward), forward(p, o, last, workspace, stream), backward(p, g, workspace, stream)
+template <class Kernels>
+struct CudaScan {
+  static ScanResult forward(at::TensorList inputs, const at::Tensor& first, int64_t chunk_size) {
+    if (!Kernels::has_kernel(inputs)) return scan_in_pieces(Kernels::kScan, inputs, first, chunk_size);
+    const c10::cuda::CUDAGuard guard(first.device());
+    const typename Kernels::Inputs in(inputs, first);
+    const auto p = in.params();
+    const auto o = empty_like_packed(in.values()), last = empty_like_packed(first);
+    const auto workspace = workspace_of(Kernels::workspace(p, /*backward=*/false), first);
+    check_launch(Kernels::kScan.name, Kernels::forward(p, mutable_data<__nv_bfloat16>(o), mutable_data<float>(last),
+                                                       workspace.mutable_data_ptr(), stream_of(first)));
+    return {o, last, at::empty({0}, first.options())};
+  }
+
+  static ScanGradients backward(const at::Tensor& d_o, const at::Tensor& dlast, at::TensorList inputs,
+                                const at::Tensor& first, const at::Tensor& kept, int64_t chunk_size) {
+    if (!Kernels::has_kernel(inputs)) {
+      return scan_in_pieces_backward(Kernels::kScan, d_o, dlast, inputs, first, kept, chunk_size);
+    }
+    const c10::cuda::CUDAGuard guard(first.device());
+    const typename Kernels::Inputs in(inputs, first);
+    const auto p = in.params();
+    const auto grad = dense(cast(d_o, at::kBFloat16)), grad_last = dense(dlast), dfirst = empty_like_packed(first);
+    typename Kernels::Gradients g{};
+    g.dlast = data<float>(grad_last), g.dfirst = mutable_data<float>(dfirst);
+    const auto results = Kernels::gradients(in, inputs, data<__nv_bfloat16>(grad), g);
+    const auto workspace = workspace_of(Kernels::workspace(p, /*backward=*/true), first);
+    check_launch(Kernels::kScan.backward, Kernels::backward(p, g, workspace.mutable_data_ptr(), stream_of(first)));
+    return {results(), dfirst};
+  }
+};
+
 }  // namespace fox::ops

@@ -96,8 +96,17 @@ bool run_mamba2(const Case& c) {
   x.random(1.f), b.random(1.f), cc.random(1.f), dy.random(1.f), d.random(1.f), first.random(1.f), dlast.random(0.1f),
       log_decay.gates();
   dt.put(std::vector<float>(tokens * H, 0.1f));
-  const Mamba2Params p{x.data, T * H * P, H * P,          P,      b.data,     cc.data, T * N, N, T * N,
-                       N,      dt.data,   log_decay.data, d.data, first.data, B,       T,     H, N};
+  const Mamba2Params p{{x.data, T * H * P, H * P, P},
+                       {b.data, T * N, N, 0},
+                       {cc.data, T * N, N, 0},
+                       dt.data,
+                       log_decay.data,
+                       d.data,
+                       first.data,
+                       B,
+                       T,
+                       H,
+                       N};
   Device<float> dd(size_t(B * mamba2_chunks(p) * H));
   Device<char> space(mamba2_workspace(p));
   must(mamba2_forward(p, y.data, last.data, space.data, nullptr));

@@ -17,8 +17,8 @@
 // of l_t is what flows across t: Σ over queries from t on of E dE, less the same over keys from t on. Both use the
 // rounded E, so that what does not cross t cancels to rounding in float32.
 
+#include "kernels/cuda/chunk_place.cuh"
 #include "kernels/cuda/chunk_scan.h"
-#include "kernels/cuda/chunk_tile.cuh"
 #include "kernels/cuda/hgrn2.h"
 
 namespace fox::cuda {
@@ -40,16 +40,15 @@ __device__ __forceinline__ int channel(int n) { return n / 32 * 32 + n % 8 / 2 *
 
 /// Which part of the work a thread has.
 template <int kD>
-struct Place {
+struct Place : ChunkPlace {
   static constexpr int kUnits = kD / 32;  // a half's groups of 32 channels, in two steps of 4 channels a thread
-  int b, h, rb, half, r, q, valid;
-  int64_t chunk, t0, sequence;
+  int rb, half, r, q;
+  int64_t sequence;
 
-  __device__ __forceinline__ explicit Place(const Args& a) {
+  __device__ __forceinline__ explicit Place(const Args& a)
+      : ChunkPlace(blockIdx.z, blockIdx.y, blockIdx.x, a.p.length) {
     const int warp = threadIdx.x / 32;
-    chunk = blockIdx.x, h = blockIdx.y, b = blockIdx.z, t0 = chunk * kChunk;
     rb = warp % 4, half = warp / 4, r = lane_id() / 4, q = lane_id() % 4;
-    valid = static_cast<int>(min(int64_t(kChunk), a.p.length - t0));
     sequence = int64_t(b) * a.p.heads + h;
   }
   /// A unit's first place in a tile's row (two n8 tiles), and this thread's first channel.
@@ -61,14 +60,6 @@ struct Place {
   /// Whether this token is in the second block of its pair at a level.
   __device__ __forceinline__ bool second(int level, int row) const {
     return level < 3 ? (r >> level) & 1 : level == 3 ? row : level == 4 ? rb & 1 : rb >> 1;
-  }
-  template <class T>
-  __device__ __forceinline__ const T* at(const HeadTensor<T>& x) const {
-    return x.data + b * x.batch + t0 * x.time + h * x.head;
-  }
-  /// First element of the chunk in a contiguous (B, T, H, D).
-  __device__ __forceinline__ int64_t packed(const Args& a) const {
-    return ((b * a.p.length + t0) * a.p.heads + h) * kD;
   }
   __device__ __forceinline__ int64_t state(const Args& a) const { return (sequence * a.chunks + chunk) * kD * kD; }
 };
@@ -202,13 +193,6 @@ __device__ __forceinline__ void mma_state_rows(float (&d)[kTiles][4], const uint
 }
 
 template <int kD>
-__device__ __forceinline__ void load_state(Tile<kD> to, const bf16* from) {
-#pragma unroll
-  for (int i = threadIdx.x; i < kD * kD / 8; i += kThreads)
-    copy_async(to.at(i / (kD / 8), i % (kD / 8)), from + i * 8, true);
-}
-
-template <int kD>
 constexpr int kStateBytes = kD* kD * 2;
 
 // ---------------------------------------------------------------------------------------------------------- states
@@ -221,9 +205,9 @@ __global__ void __launch_bounds__(kThreads) states_kernel(const __grid_constant_
   const Tile<kD> left{ptx::smem_u32(smem)}, right{left.base + Tile<kD>::kBytes};
   const Place<kD> w(a);
   if constexpr (kGradient) {
-    load_tile<kChunk, kThreads>(right, a.g.d_o + w.packed(a), a.p.heads * kD, w.valid);
+    w.template load_packed<kThreads>(right, a.g.d_o, a.p);
   } else {
-    load_tile<kChunk, kThreads>(right, w.at(a.p.v), a.p.v.time, w.valid);
+    w.template load<kThreads>(right, a.p.v);
   }
   copy_commit();
   put_totals(a, w, totals);
@@ -387,8 +371,8 @@ __global__ void __launch_bounds__(kThreads, 2) output_kernel(const __grid_consta
   Tile<kD> far[2] = {{base + S::kFar}, {base + S::kFar + Tile<kD>::kBytes}};
   const Tile<64> weights{base + S::kA};
   const Place<kD> w(a);
-  load_tile<kChunk, kThreads>(v, w.at(a.p.v), a.p.v.time, w.valid);
-  load_state(state, a.before + w.state(a));
+  w.template load<kThreads>(v, a.p.v);
+  load_rows<kD, kThreads>(state, a.before + w.state(a));
   copy_commit();
   put_totals(a, w, totals);
   __syncthreads();
@@ -408,7 +392,7 @@ __global__ void __launch_bounds__(kThreads, 2) output_kernel(const __grid_consta
     a_rows(f, q, 16 * w.rb, k);
     mma_state_columns(o, f, state, k, kD / 2 * w.half);
   }
-  put_through(far[0], 16 * w.rb, kD / 2 * w.half, o, a.o + w.packed(a), a.p.heads * kD, w.valid);
+  w.store_packed(a.o, far[0], 16 * w.rb, kD / 2 * w.half, o, a.p);
 }
 
 // -------------------------------------------------------------------------------------------------------- backward
@@ -618,7 +602,7 @@ __device__ __forceinline__ void sums_in_block(const Place<kD>& w, const UnitGrad
 /// First element of a thread's unit in a contiguous (B, T, H, D).
 template <int kD>
 __device__ __forceinline__ int64_t unit_place(const Args& a, const Place<kD>& w, int unit, int row) {
-  return w.packed(a) + w.token(row) * a.p.heads * kD + w.first_channel(unit);
+  return w.packed(a.p, kD) + w.token(row) * a.p.heads * kD + w.first_channel(unit);
 }
 
 __device__ __forceinline__ void store_unit(bf16* to, const float (&x)[4]) {
@@ -665,10 +649,10 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
                       {base + S::kA},
                       {base + S::kDa}};
   const Place<kD> w(a);
-  load_tile<kChunk, kThreads>(x.v, w.at(a.p.v), a.p.v.time, w.valid);
-  load_tile<kChunk, kThreads>(x.d_o, a.g.d_o + w.packed(a), a.p.heads * kD, w.valid);
-  load_state(x.state, a.before + w.state(a));
-  load_state(x.dstate, a.behind + w.state(a));
+  w.template load<kThreads>(x.v, a.p.v);
+  w.template load_packed<kThreads>(x.d_o, a.g.d_o, a.p);
+  load_rows<kD, kThreads>(x.state, a.before + w.state(a));
+  load_rows<kD, kThreads>(x.dstate, a.behind + w.state(a));
   copy_commit();
   put_totals(a, w, totals);
   __syncthreads();
@@ -711,7 +695,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
     a_rows(f, x.k, 16 * w.rb, k);
     mma_state_columns(dv, f, x.dstate, k, kD / 2 * w.half);
   }
-  put_through(x.far[0], 16 * w.rb, kD / 2 * w.half, dv, a.g.dv + w.packed(a), a.p.heads * kD, w.valid);
+  w.store_packed(a.g.dv, x.far[0], 16 * w.rb, kD / 2 * w.half, dv, a.p);
 }
 
 // ------------------------------------------------------------------------------------------------------------ host

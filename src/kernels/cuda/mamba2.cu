@@ -8,8 +8,8 @@
 // add up there. Every decay is a sum of its own (struct Decays), never a difference of prefix sums: nothing cancels
 // and -inf, a reset, is an ordinary value.
 
+#include "kernels/cuda/chunk_place.cuh"
 #include "kernels/cuda/chunk_scan.h"
-#include "kernels/cuda/chunk_tile.cuh"
 #include "kernels/cuda/mamba2.h"
 
 namespace fox::cuda {
@@ -25,8 +25,19 @@ struct Args {
   __nv_bfloat16 *before, *behind;  // (B, H, chunks, P, N): states, gradients of states
   int64_t chunks;
 
-  __device__ __forceinline__ int64_t state_at(int b, int h, int64_t chunk) const {
-    return ((int64_t(b) * p.heads + h) * chunks + chunk) * kP * p.state_size;
+  /// A chunk's place among those of all heads, and that of its state.
+  __device__ __forceinline__ int64_t index(const ChunkPlace& place) const {
+    return (int64_t(place.b) * p.heads + place.h) * chunks + place.chunk;
+  }
+  __device__ __forceinline__ int64_t state_at(const ChunkPlace& place) const {
+    return index(place) * kP * p.state_size;
+  }
+  /// Of the first of a block's heads; and how many they are.
+  __device__ __forceinline__ ChunkPlace place() const {
+    return ChunkPlace(blockIdx.z, blockIdx.y * kGroup, blockIdx.x, p.length);
+  }
+  __device__ __forceinline__ int heads_from(const ChunkPlace& place) const {
+    return static_cast<int>(min(int64_t(kGroup), p.heads - place.h));
   }
 };
 
@@ -40,14 +51,14 @@ struct Decays {
   float dt[kChunk];
 
   /// By one warp. Returns the sum over the chunk.
-  __device__ __forceinline__ float build(const Args& a, int b, int h, int64_t t0) {
+  __device__ __forceinline__ float build(const Args& a, const ChunkPlace& place) {
     float p[2], s[2], t[2];
     const int lane = lane_id();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane + 32 * half;
-      const bool exists = t0 + row < a.p.length;
-      const int64_t at = (int64_t(b) * a.p.length + t0 + row) * a.p.heads + h;
+      const bool exists = row < place.valid;
+      const int64_t at = place.packed(a.p, 1) + row * a.p.heads;
       p[half] = t[half] = exists ? a.p.log_decay[at] * kLog2E : 0.f;
       s[half] = 0;
       dt[row] = exists ? a.p.dt[at] : 0.f;
@@ -90,36 +101,28 @@ __global__ void __launch_bounds__(128) states_kernel(const __grid_constant__ Arg
   __shared__ float scale[2][kChunk];
   const Tile<kN> right{ptx::smem_u32(smem)};
   const auto left = [&](int i) { return Tile<kP>{right.base + Tile<kN>::kBytes + i % 2 * Tile<kP>::kBytes}; };
-  const int64_t chunk = blockIdx.x, t0 = chunk * kChunk;
-  const int b = blockIdx.z, h0 = blockIdx.y * kGroup, warp = threadIdx.x / 32;
-  const int valid = static_cast<int>(min(int64_t(kChunk), a.p.length - t0));
-  const int heads = static_cast<int>(min(int64_t(kGroup), a.p.heads - h0));
+  const ChunkPlace place = a.place();
+  const int heads = a.heads_from(place), warp = threadIdx.x / 32;
   const auto load_left = [&](int i) {
     if constexpr (kGradient) {
-      load_tile<kChunk, 128>(left(i), a.g.dy + ((b * a.p.length + t0) * a.p.heads + h0 + i) * kP, a.p.heads * kP,
-                             valid);
+      place.head(i).load_packed<128>(left(i), a.g.dy, a.p);
     } else {
-      load_tile<kChunk, 128>(left(i), a.p.x + b * a.p.x_batch + t0 * a.p.x_time + (h0 + i) * a.p.x_head, a.p.x_time,
-                             valid);
+      place.head(i).load<128>(left(i), a.p.x);
     }
     copy_commit();
   };
-  if constexpr (kGradient) {
-    load_tile<kChunk, 128>(right, a.p.c + b * a.p.c_batch + t0 * a.p.c_time, a.p.c_time, valid);
-  } else {
-    load_tile<kChunk, 128>(right, a.p.b + b * a.p.b_batch + t0 * a.p.b_time, a.p.b_time, valid);
-  }
+  place.load<128>(right, kGradient ? a.p.c : a.p.b);
   load_left(0);
   const int r = lane_id() / 4, q = lane_id() % 4;
   for (int i = 0; i < heads; ++i) {
     if (warp == i % 4) {
       Decays& own = decays[i % 2];
-      const float total = own.build(a, b, h0 + i, t0);
+      const float total = own.build(a, place.head(i));
       __syncwarp();
       for (int row = lane_id(); row < kChunk; row += 32) {
         scale[i % 2][row] = kGradient ? ptx::ex2(own.prefix[row]) : own.dt[row] * ptx::ex2(own.suffix[row]);
       }
-      if (!kGradient && lane_id() == 0) a.decay[(int64_t(b) * a.p.heads + h0 + i) * a.chunks + chunk] = ptx::ex2(total);
+      if (!kGradient && lane_id() == 0) a.decay[a.index(place.head(i))] = ptx::ex2(total);
     }
     copy_wait<0>();
     __syncthreads();
@@ -136,7 +139,7 @@ __global__ void __launch_bounds__(128) states_kernel(const __grid_constant__ Arg
       f[2] = scaled(f[2], high.x, high.y), f[3] = scaled(f[3], high.x, high.y);
       mma_columns(added, f, right, k, 0);
     }
-    float* to = a.added + a.state_at(b, h0 + i, chunk);
+    float* to = a.added + a.state_at(place.head(i));
 #pragma unroll
     for (int n = 0; n < kN / 8; ++n) {
       float* at = to + (16 * warp + r) * kN + 8 * n + 2 * q;
@@ -146,15 +149,7 @@ __global__ void __launch_bounds__(128) states_kernel(const __grid_constant__ Arg
   }
 }
 
-/// The tiles of a head in flight: x (or x and dy) and the states that go with them, in two buffers.
-template <int kN>
-__device__ __forceinline__ void load_state(Tile<kN> to, const bf16* from, int threads) {
-  for (int i = threadIdx.x; i < kP * kN / 8; i += threads) {
-    const int row = i / (kN / 8), piece = i % (kN / 8);
-    copy_async(to.at(row, piece), from + row * kN + piece * 8, true);
-  }
-}
-
+/// Of the head in flight x (or x and dy) and the states that go with them are in two buffers.
 template <int kN>
 struct OutputSmem {
   static constexpr int kC = 0, kB = kC + Tile<kN>::kBytes, kY = kB + Tile<kN>::kBytes, kBuffer = kY + Tile<kP>::kBytes;
@@ -172,24 +167,20 @@ __global__ void __launch_bounds__(128) output_kernel(const __grid_constant__ Arg
   const Tile<kP> y_tile{base + S::kY};
   const auto x_tile = [&](int i) { return Tile<kP>{base + S::kBuffer + i % 2 * S::kBufferBytes + S::kX}; };
   const auto state = [&](int i) { return Tile<kN>{base + S::kBuffer + i % 2 * S::kBufferBytes + S::kState}; };
-  const int64_t chunk = blockIdx.x, t0 = chunk * kChunk;
-  const int b = blockIdx.z, h0 = blockIdx.y * kGroup, warp = threadIdx.x / 32;
-  const int r = lane_id() / 4, q = lane_id() % 4;
-  const int valid = static_cast<int>(min(int64_t(kChunk), a.p.length - t0));
-  const int heads = static_cast<int>(min(int64_t(kGroup), a.p.heads - h0));
+  const ChunkPlace place = a.place();
+  const int heads = a.heads_from(place), warp = threadIdx.x / 32, r = lane_id() / 4, q = lane_id() % 4;
   const auto load_head = [&](int i) {
-    load_tile<kChunk, 128>(x_tile(i), a.p.x + b * a.p.x_batch + t0 * a.p.x_time + (h0 + i) * a.p.x_head, a.p.x_time,
-                           valid);
-    load_state(state(i), a.before + a.state_at(b, h0 + i, chunk), 128);
+    place.head(i).load<128>(x_tile(i), a.p.x);
+    load_rows<kP, 128>(state(i), a.before + a.state_at(place.head(i)));
     copy_commit();
   };
-  load_tile<kChunk, 128>(c_tile, a.p.c + b * a.p.c_batch + t0 * a.p.c_time, a.p.c_time, valid);
-  load_tile<kChunk, 128>(b_tile, a.p.b + b * a.p.b_batch + t0 * a.p.b_time, a.p.b_time, valid);
+  place.load<128>(c_tile, a.p.c);
+  place.load<128>(b_tile, a.p.b);
   load_head(0);
   float cb[8][4];  // c_i·b_j: rows of this warp, columns up to its own block
   clear(cb);
   for (int i = 0; i < heads; ++i) {
-    if (warp == i % 4) decays[i % 2].build(a, b, h0 + i, t0);
+    if (warp == i % 4) decays[i % 2].build(a, place.head(i));
     copy_wait<0>();
     __syncthreads();
     if (i + 1 < heads) load_head(i + 1);
@@ -229,7 +220,7 @@ __global__ void __launch_bounds__(128) output_kernel(const __grid_constant__ Arg
       pack_a(f, w[0], w[1]);
       mma_columns(y, f, x_tile(i), 16 * jb, 0);
     }
-    const float d = a.p.d[h0 + i];
+    const float d = a.p.d[place.h + i];
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -237,8 +228,7 @@ __global__ void __launch_bounds__(128) output_kernel(const __grid_constant__ Arg
         const uint32_t x = load_shared(x_tile(i).at(16 * warp + r + 8 * row, n) + 4 * q);
         y[n][2 * row] += d * low_of(x), y[n][2 * row + 1] += d * high_of(x);
       }
-    put_through(y_tile, 16 * warp, 0, y, a.y + ((b * a.p.length + t0) * a.p.heads + h0 + i) * kP, a.p.heads * kP,
-                valid);
+    place.head(i).store_packed(a.y, y_tile, 16 * warp, 0, y, a.p);
   }
 }
 
@@ -260,8 +250,8 @@ struct RowSums {
 };
 
 /// The gradient of l_t is all that flows across it: the sum over sources before and sinks from t on. By one warp.
-__device__ __forceinline__ void finish_rows(const Args& a, const RowSums& sums, const Decays& l, int b, int h,
-                                            int64_t chunk, int valid) {
+__device__ __forceinline__ void finish_rows(const Args& a, const RowSums& sums, const Decays& l,
+                                            const ChunkPlace& place) {
   float into[2], out[2], value[2];
   const int lane = lane_id();
 #pragma unroll
@@ -294,21 +284,20 @@ __device__ __forceinline__ void finish_rows(const Args& a, const RowSums& sums, 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = lane + 32 * half;
-    if (row >= valid) continue;
-    const int64_t at = (int64_t(b) * a.p.length + chunk * kChunk + row) * a.p.heads + h;
+    if (row >= place.valid) continue;
+    const int64_t at = place.packed(a.p, 1) + row * a.p.heads;
     a.g.dlog_decay[at] = through + from_end[half] + (half ? 0 : second_half) + before[half] + (half ? first_half : 0);
     a.g.ddt[at] = value[half];
   }
-  if (lane == 0) a.g.dd[(int64_t(b) * a.chunks + chunk) * a.p.heads + h] = skip;
+  if (lane == 0) a.g.dd[(int64_t(place.b) * a.chunks + place.chunk) * a.p.heads + place.h] = skip;
 }
 
 /// One warp of the backward kernel: rows of block rb; of the columns of whatever it computes, half `half`.
 template <int kN>
 struct BackwardWarp {
   const Args& a;
-  const int rb, half, r, q, b;
-  const int64_t chunk;
-  const int valid;
+  const ChunkPlace place;  // of the first head
+  const int rb, half, r, q;
   const Tile<kN> c_tile, b_tile;
   const Tile<kP> w_tile, dx_tile;
   float cb[2][2][4], dcb[2][2][4];  // rows rb, column blocks half and half + 2: c_i·b_j and its gradient
@@ -375,7 +364,7 @@ struct BackwardWarp {
 
   /// dx, and the gradient of dt through the values: u_j = d(dt_j x_j).
   __device__ __forceinline__ void values(const Decays& l, Tile<kP> x, Tile<kP> dy, Tile<kN> dstate, RowSums& sums,
-                                         int h) {
+                                         const ChunkPlace& head) {
     float u[4][4], value[2] = {}, skip = 0;
     clear(u);
 #pragma unroll
@@ -396,7 +385,7 @@ struct BackwardWarp {
       a_columns(f, w_tile, 16 * ib, 16 * rb);
       mma_columns(u, f, dy, 16 * ib, 32 * half);
     }
-    const float d = a.p.d[h];
+    const float d = a.p.d[head.h];
 #pragma unroll
     for (int n = 0; n < 4; ++n)
 #pragma unroll
@@ -413,8 +402,7 @@ struct BackwardWarp {
     put_rows(sums.value, value);
     skip = sum_warp(skip);
     if (lane_id() == 0) sums.skip[threadIdx.x / 32] = skip;
-    put_through(dx_tile, 16 * rb, 32 * half, u, a.g.dx + ((b * a.p.length + chunk * kChunk) * a.p.heads + h) * kP,
-                a.p.heads * kP, valid);
+    head.store_packed(a.g.dx, dx_tile, 16 * rb, 32 * half, u, a.p);
   }
 
   /// grad += (scaled rows of left) · state, and how much of it flows: its product with `with`, row by row.
@@ -465,13 +453,13 @@ struct BackwardWarp {
         mma_columns(db, f, c_tile, 16 * block, kN / 2 * half);
       }
     }
-    const int64_t at = ((int64_t(blockIdx.y) * a.p.batch + b) * a.p.length + chunk * kChunk) * kN + kN / 2 * half;
+    const int64_t at = ((int64_t(blockIdx.y) * a.p.batch + place.b) * a.p.length + place.t0) * kN + kN / 2 * half;
 #pragma unroll
     for (int n = 0; n < kN / 16; ++n)
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         const int token = 16 * rb + r + 8 * row;
-        if (token >= valid) continue;
+        if (token >= place.valid) continue;
         const int64_t to = at + int64_t(token) * kN + 8 * n + 2 * q;
         *reinterpret_cast<float2*>(a.g.db + to) = make_float2(db[n][2 * row], db[n][2 * row + 1]);
         *reinterpret_cast<float2*>(a.g.dc + to) = make_float2(dc[n][2 * row], dc[n][2 * row + 1]);
@@ -502,30 +490,34 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
   using S = BackwardSmem<kN>;
   const uint32_t base = ptx::smem_u32(smem);
   const auto buffer = [&](int i) { return base + S::kBuffer + i % 2 * S::kBufferBytes; };
-  const int64_t chunk = blockIdx.x, t0 = chunk * kChunk;
-  const int b = blockIdx.z, h0 = blockIdx.y * kGroup, warp = threadIdx.x / 32;
-  const int valid = static_cast<int>(min(int64_t(kChunk), a.p.length - t0));
-  const int heads = static_cast<int>(min(int64_t(kGroup), a.p.heads - h0));
+  const ChunkPlace place = a.place();
+  const int heads = a.heads_from(place), warp = threadIdx.x / 32;
   const auto load_head = [&](int i) {
-    const int h = h0 + i;
-    load_tile<kChunk, 256>(Tile<kP>{buffer(i) + S::kX}, a.p.x + b * a.p.x_batch + t0 * a.p.x_time + h * a.p.x_head,
-                           a.p.x_time, valid);
-    load_tile<kChunk, 256>(Tile<kP>{buffer(i) + S::kDy}, a.g.dy + ((b * a.p.length + t0) * a.p.heads + h) * kP,
-                           a.p.heads * kP, valid);
-    load_state(Tile<kN>{buffer(i) + S::kState}, a.before + a.state_at(b, h, chunk), 256);
-    load_state(Tile<kN>{buffer(i) + S::kDstate}, a.behind + a.state_at(b, h, chunk), 256);
+    const ChunkPlace head = place.head(i);
+    head.load<256>(Tile<kP>{buffer(i) + S::kX}, a.p.x);
+    head.load_packed<256>(Tile<kP>{buffer(i) + S::kDy}, a.g.dy, a.p);
+    load_rows<kP, 256>(Tile<kN>{buffer(i) + S::kState}, a.before + a.state_at(head));
+    load_rows<kP, 256>(Tile<kN>{buffer(i) + S::kDstate}, a.behind + a.state_at(head));
     copy_commit();
   };
-  BackwardWarp<kN> w{a,     warp % 4, warp / 4,       lane_id() / 4,  lane_id() % 4,  b,
-                     chunk, valid,    {base + S::kC}, {base + S::kB}, {base + S::kW}, {base + S::kDx}};
-  load_tile<kChunk, 256>(w.c_tile, a.p.c + b * a.p.c_batch + t0 * a.p.c_time, a.p.c_time, valid);
-  load_tile<kChunk, 256>(w.b_tile, a.p.b + b * a.p.b_batch + t0 * a.p.b_time, a.p.b_time, valid);
+  BackwardWarp<kN> w{a,
+                     place,
+                     warp % 4,
+                     warp / 4,
+                     lane_id() / 4,
+                     lane_id() % 4,
+                     {base + S::kC},
+                     {base + S::kB},
+                     {base + S::kW},
+                     {base + S::kDx}};
+  place.load<256>(w.c_tile, a.p.c);
+  place.load<256>(w.b_tile, a.p.b);
   load_head(0);
   clear(w.db), clear(w.dc);
 #pragma unroll
   for (int m = 0; m < 2; ++m) clear(w.cb[m]), clear(w.dcb[m]);
   for (int i = 0; i < heads; ++i) {
-    if (warp == i % 8) decays[i % 2].build(a, b, h0 + i, t0);
+    if (warp == i % 8) decays[i % 2].build(a, place.head(i));
     copy_wait<0>();
     __syncthreads();
     if (i + 1 < heads) load_head(i + 1);
@@ -537,7 +529,7 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
     const float through = sum_warp(product_of_states(state, dstate));
     if (lane_id() == 0) sums.through[warp] = through;
     __syncthreads();
-    w.values(l, x, dy, dstate, sums, h0 + i);
+    w.values(l, x, dy, dstate, sums, place.head(i));
     float read[2], write[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -548,7 +540,7 @@ __global__ void __launch_bounds__(256, 1) backward_kernel(const __grid_constant_
     w.through_state(w.dc, read, dy, state, w.c_tile, sums.read);
     w.through_state(w.db, write, x, dstate, w.b_tile, sums.write);
     __syncthreads();
-    if (warp == i % 8) finish_rows(a, sums, l, b, h0 + i, chunk, valid);
+    if (warp == i % 8) finish_rows(a, sums, l, place.head(i));
   }
   w.finish();
 }

@@ -5,20 +5,20 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/head_tensor.h"
+
 namespace fox::cuda {
 
 /// Mamba-2's state space model, h_t = exp(l_t) h_{t-1} + dt_t x_t b_tᵀ, y_t = h_t c_t + d x_t, in chunks of 64 tokens:
 /// bf16 operands, float32 sums and states. Heads have 64 channels; the state size is 64 or 128.
-/// Pointers with strides: last dimension contiguous, start and strides multiples of 16 bytes. The others: contiguous.
+/// Start and strides of x, b, c are multiples of 16 bytes. The others: contiguous.
 struct Mamba2Params {
-  const __nv_bfloat16* x;  ///< (B, T, H, 64)
-  int64_t x_batch, x_time, x_head;
-  const __nv_bfloat16 *b, *c;  ///< (B, T, N)
-  int64_t b_batch, b_time, c_batch, c_time;
-  const float* dt;         ///< (B, T, H)
-  const float* log_decay;  ///< (B, T, H): l <= 0; -inf forgets
-  const float* d;          ///< (H,)
-  const float* first;      ///< (B, H, 64, N), or nullptr for 0
+  HeadTensor<__nv_bfloat16> x;     ///< (B, T, H, 64)
+  HeadTensor<__nv_bfloat16> b, c;  ///< (B, T, H, N) with the same for all heads: a stride of 0
+  const float* dt;                 ///< (B, T, H)
+  const float* log_decay;          ///< (B, T, H): l <= 0; -inf forgets
+  const float* d;                  ///< (H,)
+  const float* first;              ///< (B, H, 64, N), or nullptr for 0
   int64_t batch, length, heads, state_size;
 };
 
