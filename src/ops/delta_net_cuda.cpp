@@ -5,76 +5,60 @@
 namespace fox::ops {
 namespace {
 
-// The kernels take bf16 values, head sizes of 64 and 128 and one document; everything else is computed by pieces.
-bool has_kernel(at::TensorList inputs) {
-  return inputs[2].scalar_type() == at::kBFloat16 && fits_grid(inputs[2]) && inputs[4].size(1) == 0 &&
-         cuda::delta_net_supported(inputs[0].size(3), inputs[2].size(3));
-}
+struct DeltaNet {
+  static constexpr const ScanOp& kScan = kDeltaNetScan;
+  static constexpr auto forward = cuda::delta_net_forward;
+  static constexpr auto backward = cuda::delta_net_backward;
+  static constexpr auto workspace = cuda::delta_net_workspace;
 
-/// The tensors as the kernels read them; they must outlive the parameters.
-struct Inputs {
-  at::Tensor q, k, v, beta, first;
+  // The kernels take bf16 values and head sizes of 64 and 128; everything else is computed by pieces.
+  static bool has_kernel(at::TensorList inputs) {
+    return inputs[2].scalar_type() == at::kBFloat16 && fits_grid(inputs[2]) &&
+           cuda::delta_net_supported(inputs[0].size(3), inputs[2].size(3));
+  }
 
-  Inputs(at::TensorList inputs, const at::Tensor& first_in)
-      : q(aligned_rows(cast(inputs[0], at::kBFloat16))),
-        k(aligned_rows(cast(inputs[1], at::kBFloat16))),
-        v(aligned_rows(inputs[2])),
-        beta(dense(inputs[3])),
-        first(dense(first_in)) {}
+  struct Inputs {
+    at::Tensor q, k, v, beta, starts, first;
 
-  cuda::DeltaNetParams params() const {
-    return {.q = head_tensor<__nv_bfloat16>(q),
-            .k = head_tensor<__nv_bfloat16>(k),
-            .v = head_tensor<__nv_bfloat16>(v),
-            .beta = data<float>(beta),
-            .first = data<float>(first),
-            .batch = q.size(0),
-            .length = q.size(1),
-            .heads = q.size(2),
-            .dim = q.size(3)};
+    Inputs(at::TensorList inputs, const at::Tensor& first_in)
+        : q(aligned_rows(cast(inputs[0], at::kBFloat16))),
+          k(aligned_rows(cast(inputs[1], at::kBFloat16))),
+          v(aligned_rows(inputs[2])),
+          beta(dense(inputs[3])),
+          starts(inputs[4].contiguous()),
+          first(dense(first_in)) {}
+
+    cuda::DeltaNetParams params() const {
+      return {.q = head_tensor<__nv_bfloat16>(q),
+              .k = head_tensor<__nv_bfloat16>(k),
+              .v = head_tensor<__nv_bfloat16>(v),
+              .beta = data<float>(beta),
+              .starts = starts.size(1) > 0 ? data<bool>(starts) : nullptr,
+              .first = data<float>(first),
+              .batch = q.size(0),
+              .length = q.size(1),
+              .heads = q.size(2),
+              .dim = q.size(3)};
+    }
+    const at::Tensor& values() const { return v; }
+  };
+
+  using Gradients = cuda::DeltaNetGradients;
+  static auto gradients(const Inputs& in, at::TensorList inputs, const __nv_bfloat16* d_o, Gradients& g) {
+    const auto dq = empty_like_packed(in.q), dk = empty_like_packed(in.k), dv = empty_like_packed(in.v);
+    const auto dbeta = empty_like_packed(in.beta);
+    g.d_o = d_o, g.dq = mutable_data<__nv_bfloat16>(dq), g.dk = mutable_data<__nv_bfloat16>(dk);
+    g.dv = mutable_data<__nv_bfloat16>(dv), g.dbeta = mutable_data<float>(dbeta);
+    return [=]() -> std::vector<at::Tensor> {
+      return {cast(dq, inputs[0].scalar_type()), cast(dk, inputs[1].scalar_type()), dv, dbeta,
+              empty_like_packed(inputs[4])};
+    };
   }
 };
 
-ScanResult forward_cuda(at::TensorList inputs, const at::Tensor& first, int64_t chunk_size) {
-  if (!has_kernel(inputs)) return scan_in_pieces(kDeltaNetScan, inputs, first, chunk_size);
-  const c10::cuda::CUDAGuard guard(first.device());
-  const Inputs in(inputs, first);
-  const auto p = in.params();
-  const auto o = empty_like_packed(in.v), last = empty_like_packed(first);
-  const auto workspace = workspace_of(cuda::delta_net_workspace(p, /*backward=*/false), first);
-  check_launch("delta_net", cuda::delta_net_forward(p, mutable_data<__nv_bfloat16>(o), mutable_data<float>(last),
-                                                    workspace.mutable_data_ptr(), stream_of(first)));
-  return {o, last, at::empty({0}, first.options())};
-}
-
-ScanGradients backward_cuda(const at::Tensor& d_o, const at::Tensor& dlast, at::TensorList inputs,
-                            const at::Tensor& first, const at::Tensor& kept, int64_t chunk_size) {
-  if (!has_kernel(inputs)) {
-    return scan_in_pieces_backward(kDeltaNetScan, d_o, dlast, inputs, first, kept, chunk_size);
-  }
-  const c10::cuda::CUDAGuard guard(first.device());
-  const Inputs in(inputs, first);
-  const auto p = in.params();
-  const auto grad = dense(cast(d_o, at::kBFloat16)), grad_last = dense(dlast);
-  const auto dq = empty_like_packed(in.q), dk = empty_like_packed(in.k), dv = empty_like_packed(in.v);
-  const auto dbeta = empty_like_packed(in.beta), dfirst = empty_like_packed(first);
-  const auto workspace = workspace_of(cuda::delta_net_workspace(p, /*backward=*/true), first);
-  const cuda::DeltaNetGradients g{.d_o = data<__nv_bfloat16>(grad),
-                                  .dlast = data<float>(grad_last),
-                                  .dq = mutable_data<__nv_bfloat16>(dq),
-                                  .dk = mutable_data<__nv_bfloat16>(dk),
-                                  .dv = mutable_data<__nv_bfloat16>(dv),
-                                  .dbeta = mutable_data<float>(dbeta),
-                                  .dfirst = mutable_data<float>(dfirst)};
-  check_launch("delta_net_backward", cuda::delta_net_backward(p, g, workspace.mutable_data_ptr(), stream_of(first)));
-  return {
-      {cast(dq, inputs[0].scalar_type()), cast(dk, inputs[1].scalar_type()), dv, dbeta, empty_like_packed(inputs[4])},
-      dfirst};
-}
-
 TORCH_LIBRARY_IMPL(fox, CUDA, m) {
-  m.impl("delta_net_scan", forward_cuda);
-  m.impl("delta_net_scan_backward", backward_cuda);
+  m.impl("delta_net_scan", CudaScan<DeltaNet>::forward);
+  m.impl("delta_net_scan_backward", CudaScan<DeltaNet>::backward);
 }
 
 }  // namespace

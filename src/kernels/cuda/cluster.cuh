@@ -1,6 +1,7 @@
 #pragma once
 
-// Thread blocks of a cluster that work together: thin wrappers, as in ptx.cuh.
+// Thread blocks of a cluster that work together, and warps of a block that each have a task of their own: thin
+// wrappers, as in ptx.cuh.
 
 #include "kernels/cuda/ptx.cuh"
 
@@ -36,6 +37,22 @@ __device__ __forceinline__ void bulk_load_multicast(void* dst, const void* src, 
       "%4;" ::"r"(smem_u32(dst)),
       "l"(src), "r"(bytes), "r"(smem_u32(bar)), "h"(blocks)
       : "memory");
+}
+
+/// Whether the phase of the given parity is over.
+__device__ __forceinline__ bool mbarrier_test(uint64_t* bar, uint32_t parity) {
+  uint32_t is_over;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(is_over)
+               : "r"(smem_u32(bar)), "r"(parity)
+               : "memory");
+  return is_over != 0;
+}
+
+/// Flat copy of `bytes` from shared to global memory, of this thread's current group.
+__device__ __forceinline__ void bulk_store(void* dst, const void* src, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem_u32(src)), "r"(bytes)
+               : "memory");
 }
 
 }  // namespace fox::ptx

@@ -15,6 +15,7 @@ namespace fox::cuda {
 struct DeltaNetParams {
   HeadTensor<__nv_bfloat16> q, k, v;  ///< (B, T, H, D)
   const float* beta;                  ///< (B, T, H)
+  const bool* starts;                 ///< (T,): a document starts, what is before is forgotten; or nullptr
   const float* first;                 ///< (B, H, D, D), keys first; or nullptr for 0
   int64_t batch, length, heads, dim;
 };

@@ -3,7 +3,7 @@
 // DeltaNet's chain of states (see delta_net_sm90.cu). Four warps own 16 or 32 columns of the state, transposed, as
 // accumulators: a quarter of its keys each. Of Nᵀ each makes 16 tokens. What the others need of both goes through
 // shared memory in bf16, as operands are rounded anyway: two barriers a chunk. What is not of the chain is fetched by a
-// fifth warp, and is in registers before the chain needs it.
+// fifth warp, and is in registers before the chain needs it; a sixth sends the states out.
 
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/delta_net_chunk.cuh"
@@ -12,7 +12,9 @@ namespace fox::cuda::delta_net {
 
 /// Warps that share a block's columns, and quarters of a chunk's tokens.
 constexpr int kSplit = 4;
-constexpr int kChainThreads = 32 * kSplit, kScanThreads = kChainThreads + 32;
+constexpr int kChainThreads = 32 * kSplit, kScanThreads = kChainThreads + 64;
+/// Hardware barriers: the state of a chunk is in shared memory (the sixth warp waits too); what is written is there.
+constexpr int kStateBarrier = 1, kWrittenBarrier = 2;
 
 /// A tile of kColumns values (16 or 32) of 64 tokens: several rows share a line of 128 bytes.
 template <int kColumns>
@@ -67,11 +69,14 @@ struct StateRows {
 template <int kD, int kColumns, bool kBackwards>
 struct ScanSmem {
   // Forward: k, W, and a slice of U. Backward: k, W, q, and slices of dN and do.
-  static constexpr int kTiles = kBackwards ? 3 : 2, kSlices = kBackwards ? 2 : 1, kStages = kBackwards ? 3 : 4;
+  static constexpr int kTiles = kBackwards ? 3 : 2, kSlices = kBackwards ? 2 : 1;
+  // What is fetched takes three or four steps to arrive.
+  static constexpr int kStages = kBackwards ? (kColumns == 16 ? 4 : 3) : kColumns == 16 ? 6 : 4;
   static constexpr int kSlice = kTiles * Tile<kD>::kBytes;  // in a stage
   static constexpr int kStageBytes = kSlice + kSlices * Slice<kColumns>::kBytes;
-  static constexpr int kState = kStages * kStageBytes;                      // Sᵀ, kColumns rows of D keys
-  static constexpr int kWritten = kState + kColumns * Tile<kD>::kRowBytes;  // Nᵀ, kColumns rows of 64 tokens
+  // Sᵀ, kColumns rows of D keys, three times: two go out while the next is made. Nᵀ, kColumns rows of 64 tokens.
+  static constexpr int kStateBytes = kColumns * Tile<kD>::kRowBytes, kStates = 3;
+  static constexpr int kState = kStages * kStageBytes, kWritten = kState + kStates * kStateBytes;
   static constexpr int kBytes = kWritten + kColumns * Tile<kChunk>::kRowBytes;
 };
 
@@ -127,9 +132,26 @@ struct ScanBlock {
       __syncwarp();
       const Slice<kColumns> slice{stage(ring.slot) + S::kSlice}, d_o{slice.base + Slice<kColumns>::kBytes};
       slice.template load_image<kD>((kBackwards ? a.dn : a.u) + at.tile(), first_column);
-      if constexpr (kBackwards) d_o.load(a.g.d_o + at.packed(a) + first_column, a.p.heads * kD, at.valid);
+      if constexpr (kBackwards) d_o.load(a.g.d_o + at.packed(a.p, kD) + first_column, a.p.heads * kD, at.valid);
       copy_arrive(&full[ring.slot]);
     }
+  }
+
+  /// One warp: the state before each chunk (behind it, in reverse) goes out.
+  __device__ __forceinline__ void save() const {
+    bf16* to = (kBackwards ? a.behind : a.before) + place(0).state() + first_column * kD;
+    for (int i = 0, turn = 0; i < chunks; ++i, turn = turn + 1 < S::kStates ? turn + 1 : 0) {
+      ptx::named_barrier_sync(kStateBarrier, kChainThreads + 32);
+      if (lane_id() == 0) {
+        ptx::fence_proxy_async();
+        ptx::bulk_store(to, smem + S::kState + turn * S::kStateBytes, S::kStateBytes);
+        ptx::bulk_commit();
+        ptx::bulk_wait_read<S::kStates - 2>();  // the oldest is out: the chain may write there
+      }
+      __syncwarp();
+      to += kBackwards ? -kD * kD : kD * kD;
+    }
+    if (lane_id() == 0) ptx::bulk_wait_read<0>();
   }
 };
 
@@ -138,6 +160,15 @@ __device__ __forceinline__ uint32_t kept(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+
+/// The stage of the chunk after this one, if there is one.
+struct NextStage {
+  uint64_t* full;
+  uint32_t parity;
+  bool exists;
+  __device__ __forceinline__ bool is_there() const { return !exists || ptx::mbarrier_test(full, parity); }
+  __device__ __forceinline__ void wait() const { ptx::mbarrier_wait(full, parity); }
+};
 
 /// A warp's part of a scan: of a block's columns a quarter of the keys of Sᵀ, and 16 tokens of Nᵀ (backwards: of dSᵀ
 /// and dNᵀ). Sums begin with the warp's own quarter, which it has in registers.
@@ -150,16 +181,18 @@ struct ScanWarp {
   // Bytes from 16 tokens, or columns, to the next.
   static constexpr int kTileRows = 16 * Tile<kD>::kRowBytes, kSliceRows = Slice<kColumns>::kBytes / kSplit,
                        kWrittenRows = 16 * Tile<kChunk>::kRowBytes;
-  static constexpr int kSaves = kColumns * kD / 8 / kChainThreads;  // 16-byte pieces of the state a thread
   const Block& x;
   const int warp = threadIdx.x / 32;
   // Addresses in shared memory. In a stage: operands of the two products (from there on, of 16 tokens each), slices.
   uint32_t state_at[kSteps], written_at[kSplit], first_at[kSteps], second_at[kOwn], turn[kSplit], slice_at[kGroups],
-      saved_at, empty_at;
+      empty_at;
+  int states_left = S::kStates;  // places of a state before the first one's turn comes again
   StateRows<kD> state[kGroups];
   uint32_t own[kGroups][kOwn][4];                      // of the state, as it is read
   uint32_t first[kSteps][4], second[kSplit][kOwn][4];  // W and k, or k and W
-  bf16* to;
+  uint32_t written[kGroups][kSplit][4];                // Nᵀ or -dNᵀ, the warp's own tokens first
+  const bool* passes_at;
+  bool passes;  // of the next chunk: no document starts in it
 
   __device__ __forceinline__ ScanWarp(const Block& block, const float* from) : x(block) {
     const int lane = lane_id(), r = lane / 16 * 8 + lane % 8, c = lane / 8 % 2;
@@ -182,16 +215,14 @@ struct ScanWarp {
     for (int i = 0; i < kOwn; ++i) second_at[i] = kept(b.at(lane % 16, kKeys / 8 * warp + 2 * i + lane / 16));
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) slice_at[g] = kept(Slice<kColumns>{S::kSlice}.at(r, 2 * g + c));
-    saved_at = kept(states.at(threadIdx.x / (kD / 8), threadIdx.x % (kD / 8)));
     empty_at = kept(ptx::map_to_block(&x.empty[0], warp % Block::kBlocks));
-    to = (kBackwards ? x.a.behind : x.a.before) + x.place(0).state() + x.first_column * kD + threadIdx.x * 8;
+    passes_at = x.a.passes + x.place(0).index;
+    passes = *passes_at;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g)
       state[g].read(from ? from + x.sequence * kD * kD : nullptr, x.first_column + 16 * g, kKeys * warp);
     publish();
   }
-
-  __device__ __forceinline__ static void sync() { ptx::named_barrier_sync(1, kChainThreads); }
 
   /// The state, rounded, to the other warps.
   __device__ __forceinline__ void publish() {
@@ -203,12 +234,21 @@ struct ScanWarp {
         put_a(state_at[i] + g * kTileRows, own[g][i]);
       }
   }
-  /// The state before the chunk (behind it, in reverse) goes out.
-  __device__ __forceinline__ void save() {
+  /// A document starts.
+  __device__ __forceinline__ void forget() {
 #pragma unroll
-    for (int i = 0; i < kSaves; ++i)
-      *reinterpret_cast<uint4*>(to + i * kChainThreads * 8) = load_shared_16(saved_at + i * kChainThreads * 16);
-    to += kBackwards ? -kD * kD : kD * kD;
+    for (int g = 0; g < kGroups; ++g) clear(state[g].s);
+    asm volatile("");  // a branch, not a selection in every step
+  }
+  /// The next state has another place.
+  __device__ __forceinline__ void turn_state() {
+    int step = S::kStateBytes;
+    if (--states_left == 0) {
+      states_left = S::kStates, step -= S::kStates * S::kStateBytes;
+      asm volatile("");  // a branch
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) state_at[i] += step;
   }
   /// The state's other operand: this warp's tokens.
   __device__ __forceinline__ void read_first(uint32_t stage) {
@@ -253,38 +293,42 @@ struct ScanWarp {
   __device__ __forceinline__ void put_written(int g, const float (&sum)[2][2][4], const uint32_t (&u)[4]) {
     float y[2][4];
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const float start = e % 2 ? high_of(u[e / 2]) : low_of(u[e / 2]);
-      y[e / 4][e % 4] = (kBackwards ? -start : start) - sum[0][e / 4][e % 4] - sum[1][e / 4][e % 4];
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t start = kept(u[i]);  // not unpacked, and waited for, before the products
+      const auto d = [&](int e) { return sum[0][i / 2][e] + sum[1][i / 2][e]; };
+      const int e = i % 2 * 2;
+      y[i / 2][e] = (kBackwards ? -low_of(start) : low_of(start)) - d(e);
+      y[i / 2][e + 1] = (kBackwards ? -high_of(start) : high_of(start)) - d(e + 1);
     }
-    uint32_t f[4];
-    pack_a(f, y[0], y[1]);
-    put_a(written_at[0] + g * kWrittenRows, f);
-    add_to_state(g, f, second[0]);
+    pack_a(written[g][0], y[0], y[1]);
+    put_a(written_at[0] + g * kWrittenRows, written[g][0]);
   }
 
-  /// One chunk: Nᵀ = Uᵀ - SᵀWᵀ and Sᵀ += Nᵀk, or dNᵀ += dSᵀkᵀ and dSᵀ += doᵀq / √D - dNᵀW. `next` waits for the stage
-  /// of the next chunk and returns where it is.
-  template <class Next>
-  __device__ __forceinline__ void step(uint32_t stage, int slot, Next next) {
+  // One chunk: Nᵀ = Uᵀ - SᵀWᵀ and Sᵀ += Nᵀk, or dNᵀ += dSᵀkᵀ and dSᵀ += doᵀq / √D - dNᵀW. The compiler moves no load
+  // across a branch; elsewhere it would put those behind the products which can be made without them.
+
+  /// Up to what is written. `next` is the stage of the next chunk.
+  __device__ __forceinline__ void write(uint32_t stage, int slot, const NextStage& next) {
     float sum[kGroups][2][2][4];  // two chains each
     uint32_t others[kGroups][kSteps][4], u[kGroups][4];
+    ptx::named_barrier_sync(kStateBarrier, kChainThreads + 32);
+    const bool next_is_there = next.is_there();  // asked early: the answer takes a while
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g)
+#pragma unroll
+      for (int i = kOwn; i < kSteps; ++i) load_matrices(others[g][i], state_at[i] + g * kTileRows);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) load_matrices_transposed(u[g], stage + slice_at[g] + kSliceRows * warp);
+    if (!next_is_there) next.wait();
+    read_second(stage);
+    if (!passes) forget();
+    if (next.exists) passes = *(passes_at += kBackwards ? -1 : 1);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       clear(sum[g][0]), clear(sum[g][1]);
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) add_first(sum[g], i, own[g][i]);
     }
-    sync();  // the state is there
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-      for (int i = kOwn; i < kSteps; ++i) load_matrices(others[g][i], state_at[i] + g * kTileRows);
-      load_matrices_transposed(u[g], stage + slice_at[g] + kSliceRows * warp);
-    }
-    read_second(stage);
-    save();
-    const uint32_t next_stage = next();  // a branch, before which the compiler leaves the loads
     if constexpr (kBackwards) add_outputs(stage, 0);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g)
@@ -293,34 +337,37 @@ struct ScanWarp {
     if constexpr (kBackwards) add_outputs(stage, 1);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) put_written(g, sum[g], u[g]);
-    sync();  // all is written, and the stage is read
-    uint32_t f[kGroups][kSplit][4];
+    ptx::named_barrier_sync(kWrittenBarrier, kChainThreads);  // and the stage is read
 #pragma unroll
     for (int g = 0; g < kGroups; ++g)
 #pragma unroll
-      for (int t = 1; t < kSplit; ++t) load_matrices(f[g][t], written_at[t] + g * kWrittenRows);
-    read_first(next_stage);
+      for (int t = 1; t < kSplit; ++t) load_matrices(written[g][t], written_at[t] + g * kWrittenRows);
     if (lane_id() == 0 && warp < Block::kBlocks) ptx::mbarrier_arrive_cluster(empty_at + 8 * slot);
     __syncwarp();
+  }
+  __device__ __forceinline__ void update() {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g)
 #pragma unroll
-      for (int t = 1; t < kSplit; ++t) add_to_state(g, f[g][t], second[t]);
-    publish();
+      for (int t = 0; t < kSplit; ++t) add_to_state(g, written[g][t], second[t]);
   }
 
   __device__ __forceinline__ void run() {
     ptx::Ring<S::kStages> ring;
     ptx::mbarrier_wait(&x.full[0], 0);
     read_first(x.stage(0));
-    for (int i = 0; i < x.chunks; ++i) {
+    for (int i = 0;; ++i) {
       const int slot = ring.slot;
-      step(x.stage(slot), slot, [&] {
-        ring.advance();
-        if (i + 1 < x.chunks) ptx::mbarrier_wait(&x.full[ring.slot], ring.parity);
-        return x.stage(ring.slot);  // behind the last chunk whatever is there: nothing is multiplied by it
-      });
+      ring.advance();
+      const bool is_last = i + 1 == x.chunks;
+      write(x.stage(slot), slot, {&x.full[ring.slot], ring.parity, !is_last});
+      if (is_last) break;
+      read_first(x.stage(ring.slot));
+      turn_state();
+      update();
+      publish();
     }
+    update();
     float* last = (kBackwards ? x.a.g.dfirst : x.a.last) + x.sequence * kD * kD;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) state[g].write(last, x.first_column + 16 * g, kKeys * warp);
@@ -334,9 +381,12 @@ __global__ void __cluster_dims__(kCluster<kD, kColumns>, 1, 1) __launch_bounds__
   constexpr int kStages = ScanSmem<kD, kColumns, kBackwards>::kStages;
   __shared__ uint64_t full[kStages], empty[kStages];
   const ScanBlock<kD, kColumns, kBackwards> block{a, smem, full, empty};
+  ptx::start_next_kernel();
   block.init_barriers();
   ptx::cluster_sync();
-  if (threadIdx.x >= kChainThreads) {
+  if (threadIdx.x >= kChainThreads + 32) {
+    block.save();
+  } else if (threadIdx.x >= kChainThreads) {
     block.load();
   } else {
     ScanWarp<kD, kColumns, kBackwards>(block, kBackwards ? a.g.dlast : a.p.first).run();

@@ -8,8 +8,11 @@
 //             dL = -(d(beta k) Wᵀ + d(beta v) Uᵀ) below the diagonal.
 // The scan is in delta_net_scan.cuh. States are stored transposed, (value, key).
 
+#include <utility>
+
 #include "kernels/cuda/delta_net_scan.cuh"
 #include "kernels/cuda/forgetting_attn_prefix.h"
+#include "kernels/cuda/launch.h"
 
 namespace fox::cuda {
 namespace {
@@ -22,7 +25,7 @@ constexpr int kPrepareSmem = 2 * Tile<kD>::kBytes + Tile<64>::kBytes;
 
 // 4 warps of 16 tokens each.
 template <int kD>
-__global__ void __launch_bounds__(128) prepare_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(128, 3) prepare_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) char smem[];
   __shared__ __align__(16) float lower[kChunk][kChunk];
   __shared__ float beta[kChunk];
@@ -30,13 +33,15 @@ __global__ void __launch_bounds__(128) prepare_kernel(const __grid_constant__ Ar
   const Tile<64> inverse{v.base + Tile<kD>::kBytes};
   const Place<kD> place(a, blockIdx.y, blockIdx.x);
   const int warp = threadIdx.x / 32, r = lane_id() / 4, q = lane_id() % 4;
-  load_tile<kChunk, 128>(k, place.at(a.p.k), a.p.k.time, place.valid);
-  load_tile<kChunk, 128>(v, place.at(a.p.v), a.p.v.time, place.valid);
+  place.template load<128>(k, a.p.k);
+  place.template load<128>(v, a.p.v);
   copy_commit();
   if (threadIdx.x < kChunk) beta[threadIdx.x] = place.beta(a, threadIdx.x);
+  const Documents documents = place.documents(a);
+  if (threadIdx.x == 0) a.passes[place.index] = documents.starts == 0;
   copy_wait<0>();
   __syncthreads();
-  store_image<128>(k, a.k + place.tile());
+  store_image<128>(k, a.k + place.tile(), [&](int row) { return documents.leaves(row) ? 1.f : 0.f; });
   float products[8][4];
   clear(products);
 #pragma unroll
@@ -45,13 +50,15 @@ __global__ void __launch_bounds__(128) prepare_kernel(const __grid_constant__ Ar
     a_rows(f, k, 16 * warp, c);
     mma_rows(products, f, k, 0, c);
   }
+  documents.masked([&](auto sees) {
 #pragma unroll
-  for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int i = 16 * warp + r + e / 2 * 8, j = 8 * n + 2 * q + e % 2;
-      lower[i][j] = j < i ? beta[i] * products[n][e] : 0.f;
-    }
+      for (int e = 0; e < 4; ++e) {
+        const int i = 16 * warp + r + e / 2 * 8, j = 8 * n + 2 * q + e % 2;
+        lower[i][j] = j < i && sees(i, j) ? beta[i] * products[n][e] : 0.f;
+      }
+  });
   __syncthreads();
   if (threadIdx.x < kChunk) {
     // A thread solves for one column of T: rows of `lower` are the same for all, so they are read by broadcast.
@@ -91,6 +98,7 @@ __global__ void __launch_bounds__(128) prepare_kernel(const __grid_constant__ Ar
     a_rows(f, inverse, 16 * warp, 16 * j);
     mma_columns(w, f, k, 16 * j, 0);
   }
+  documents.keep_entering(w, 16 * warp + r);
   clear(u);
   for (int j = 0; j <= warp; ++j) {
     uint32_t f[4];
@@ -110,12 +118,14 @@ constexpr int kStateBytes = kD* kD * 2;
 
 template <int kD>
 __device__ __forceinline__ void load_state(Tile<kD> to, const bf16* from) {
-  load_tile<kD, kThreads>(to, from, kD, kD);
+  load_image<kThreads, kD>(to, from);
 }
 
-/// x kᵀ · scale for j <= i, by blocks of 16 tokens whose second index has the parity of this warp's half.
+/// x kᵀ · scale for j <= i of one document, by blocks of 16 tokens whose second index has the parity of this warp's
+/// half.
 template <int kD>
-__device__ __forceinline__ void put_products(Tile<64> to, Tile<kD> x, Tile<kD> y, int rb, int half, float scale) {
+__device__ __forceinline__ void put_products(Tile<64> to, Tile<kD> x, Tile<kD> y, int rb, int half, float scale,
+                                             Documents documents) {
   const int r = lane_id() / 4, q = lane_id() % 4;
   for (int jb = half; jb <= rb; jb += 2) {
     float d[2][4];
@@ -126,11 +136,14 @@ __device__ __forceinline__ void put_products(Tile<64> to, Tile<kD> x, Tile<kD> y
       a_rows(f, x, 16 * rb, c);
       mma_rows(d, f, y, 16 * jb, c);
     }
+    documents.masked([&](auto sees) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const bool kept = jb < rb || 8 * (i / 4) + 2 * q + i % 2 <= r + i % 4 / 2 * 8;
-      d[i / 4][i % 4] = kept ? scale * d[i / 4][i % 4] : 0.f;
-    }
+      for (int i = 0; i < 8; ++i) {
+        const int row = r + i % 4 / 2 * 8, column = 8 * (i / 4) + 2 * q + i % 2;
+        const bool kept = (jb < rb || column <= row) && sees(16 * rb + row, 16 * jb + column);
+        d[i / 4][i % 4] = kept ? scale * d[i / 4][i % 4] : 0.f;
+      }
+    });
     put(to, 16 * rb, 16 * jb, d);
   }
 }
@@ -182,15 +195,16 @@ __global__ void __launch_bounds__(kThreads, 2) output_kernel(const __grid_consta
   const Tile<64> weights{base + S::kA};
   const Place<kD> place(a, blockIdx.y, blockIdx.x);
   const int rb = threadIdx.x / 32 % 4, half = threadIdx.x / 128;
-  load_tile<kChunk, kThreads>(q, place.at(a.p.q), a.p.q.time, place.valid);
-  load_tile<kChunk, kThreads>(k, place.at(a.p.k), a.p.k.time, place.valid);
+  place.template load<kThreads>(q, a.p.q);
+  place.template load<kThreads>(k, a.p.k);
   load_image<kThreads>(w, a.w + place.tile());
   load_image<kThreads>(u, a.u + place.tile());
   load_state(state, a.before + place.state());
   copy_commit();
   copy_wait<0>();
   __syncthreads();
-  put_products(weights, q, k, rb, half, 1.f);
+  const Documents documents = place.documents(a);
+  put_products(weights, q, k, rb, half, 1.f, documents);
   make_written(u, u, w, state, rb, half);
   __syncthreads();
   float o[kD / 16][4];
@@ -201,6 +215,7 @@ __global__ void __launch_bounds__(kThreads, 2) output_kernel(const __grid_consta
     a_rows(f, q, 16 * rb, c);
     mma_rows(o, f, state, kD / 2 * half, c);
   }
+  documents.keep_entering(o, 16 * rb + lane_id() / 4);
   for (int jb = 0; jb <= rb; ++jb) {
     uint32_t f[4];
     a_rows(f, weights, 16 * rb, 16 * jb);
@@ -210,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, 2) output_kernel(const __grid_consta
   for (int n = 0; n < kD / 16; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e) o[n][e] *= kScale<kD>;
-  put_through(w, 16 * rb, kD / 2 * half, o, a.o + place.packed(a), a.p.heads * kD, place.valid);
+  place.store_packed(a.o, w, 16 * rb, kD / 2 * half, o, a.p);
 }
 
 template <int kD>
@@ -224,14 +239,15 @@ __global__ void __launch_bounds__(kThreads, 2) dwritten_kernel(const __grid_cons
   const Tile<64> weights{d_o.base + Tile<kD>::kBytes};
   const Place<kD> place(a, blockIdx.y, blockIdx.x);
   const int rb = threadIdx.x / 32 % 4, half = threadIdx.x / 128;
-  load_tile<kChunk, kThreads>(q, place.at(a.p.q), a.p.q.time, place.valid);
-  load_tile<kChunk, kThreads>(k, place.at(a.p.k), a.p.k.time, place.valid);
-  load_tile<kChunk, kThreads>(d_o, a.g.d_o + place.packed(a), a.p.heads * kD, place.valid);
+  place.template load<kThreads>(q, a.p.q);
+  place.template load<kThreads>(k, a.p.k);
+  place.template load_packed<kThreads>(d_o, a.g.d_o, a.p);
   copy_commit();
   copy_wait<0>();
   __syncthreads();
-  put_products(weights, q, k, rb, half, kScale<kD>);
-  store_image<kThreads>(q, a.q + place.tile(), kScale<kD>);
+  const Documents documents = place.documents(a);
+  put_products(weights, q, k, rb, half, kScale<kD>, documents);
+  store_image<kThreads>(q, a.q + place.tile(), [&](int row) { return documents.enters(row) ? kScale<kD> : 0.f; });
   __syncthreads();
   float dn[kD / 16][4];
   clear(dn);
@@ -241,6 +257,9 @@ __global__ void __launch_bounds__(kThreads, 2) dwritten_kernel(const __grid_cons
     mma_columns(dn, f, d_o, 16 * ib, kD / 2 * half);
   }
   put_image(q, 16 * rb, kD / 2 * half, dn, a.dn + place.tile());
+  // This kernel starts beside the scan (launch_early), whose tensors it does not touch, on the processors that a few
+  // sequences leave idle. What is launched behind it waits for it alone, so one of its blocks waits for the scan.
+  if (blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1) ptx::wait_for_previous_kernel();
 }
 
 template <int kD>
@@ -257,6 +276,7 @@ struct BackwardWarp {
   using S = BackwardSmem<kD>;
   const Args& a;
   const Place<kD> place;
+  const Documents documents;
   const int rb, half, r, q_lane;
   const Tile<kD> q, k, d_o, w, u, n, dn, state, dstate;
   const Tile<64> inverse, da, dl;
@@ -265,6 +285,7 @@ struct BackwardWarp {
   __device__ __forceinline__ BackwardWarp(const Args& args, uint32_t base)
       : a(args),
         place(args, blockIdx.y, blockIdx.x),
+        documents(place.documents(args)),
         rb(threadIdx.x / 32 % 4),
         half(threadIdx.x / 128),
         r(lane_id() / 4),
@@ -285,15 +306,15 @@ struct BackwardWarp {
   }
 
   __device__ __forceinline__ void load() const {
-    load_tile<kChunk, kThreads>(q, place.at(a.p.q), a.p.q.time, place.valid);
-    load_tile<kChunk, kThreads>(k, place.at(a.p.k), a.p.k.time, place.valid);
-    load_tile<kChunk, kThreads>(d_o, a.g.d_o + place.packed(a), a.p.heads * kD, place.valid);
+    place.template load<kThreads>(q, a.p.q);
+    place.template load<kThreads>(k, a.p.k);
+    place.template load_packed<kThreads>(d_o, a.g.d_o, a.p);
     load_image<kThreads>(w, a.w + place.tile());
     load_image<kThreads>(u, a.u + place.tile());
     load_image<kThreads>(dn, a.dn + place.tile());
     load_state(state, a.before + place.state());
     load_state(dstate, a.behind + place.state());
-    load_tile<kChunk, kThreads>(inverse, a.inverse + place.index * kChunk * kChunk, kChunk, kChunk);
+    load_rows<kChunk, kThreads>(inverse, a.inverse + place.index * kChunk * kChunk);
     copy_commit();
     copy_wait<0>();
   }
@@ -357,7 +378,7 @@ struct BackwardWarp {
     }
   }
   __device__ __forceinline__ void store(bf16* to, Tile<kD> through, const float (&d)[kTiles][4]) const {
-    put_through(through, 16 * rb, kD / 2 * half, d, to + place.packed(a), a.p.heads * kD, place.valid);
+    place.store_packed(to, through, 16 * rb, kD / 2 * half, d, a.p);
   }
 
   /// dN of the outputs plus what comes through the state behind.
@@ -368,6 +389,10 @@ struct BackwardWarp {
     for (int c = 0; c < kD; c += 16) {
       uint32_t f[4];
       a_rows(f, k, 16 * rb, c);
+      if (documents.starts) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) f[e] = documents.leaves(16 * rb + r + e % 2 * 8) ? f[e] : 0;
+      }
       mma_rows(d, f, dstate, kD / 2 * half, c);
     }
     put_own(dn, d);
@@ -387,12 +412,15 @@ struct BackwardWarp {
         a_rows(f, dn, 16 * rb, c);
         mma_rows(d, f, u, 16 * jb, c);
       }
+      documents.masked([&](auto sees) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const bool kept = jb < rb || 8 * (i / 4) + 2 * q_lane + i % 2 < r + i % 4 / 2 * 8;
-        d[i / 4][i % 4] = kept ? -d[i / 4][i % 4] : 0.f;
-        times_beta[i / 4][i % 4] = beta[i % 4 / 2] * d[i / 4][i % 4];
-      }
+        for (int i = 0; i < 8; ++i) {
+          const int row = r + i % 4 / 2 * 8, column = 8 * (i / 4) + 2 * q_lane + i % 2;
+          const bool kept = (jb < rb || column < row) && sees(16 * rb + row, 16 * jb + column);
+          d[i / 4][i % 4] = kept ? -d[i / 4][i % 4] : 0.f;
+          times_beta[i / 4][i % 4] = beta[i % 4 / 2] * d[i / 4][i % 4];
+        }
+      });
       put(dl, 16 * rb, 16 * jb, d);
       put(da, 16 * rb, 16 * jb, times_beta);
     }
@@ -410,7 +438,7 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
   make_written(x.n, x.u, x.w, x.state, x.rb, x.half);
   x.make_dwritten();
   __syncthreads();
-  put_products(x.da, x.d_o, x.n, x.rb, x.half, kScale<kD>);
+  put_products(x.da, x.d_o, x.n, x.rb, x.half, kScale<kD>, x.documents);
   float dq[kTiles][4], dk[kTiles][4], d[kTiles][4], dots[2] = {};
   clear(dq), clear(dk), clear(d);
   x.add_product(dq, x.d_o, x.state, false);
@@ -420,6 +448,8 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
     for (int e = 0; e < 4; ++e) dq[i][e] *= kScale<kD>;
   x.add_product(dk, x.n, x.dstate, false);
   x.add_product(d, x.dn, x.state, true);  // dW
+  const int row = 16 * x.rb + x.r;
+  x.documents.keep_entering(dq, row), x.documents.keep_leaving(dk, row), x.documents.keep_entering(d, row);
   __syncthreads();
   x.put_own(x.n, d);
   __syncthreads();
@@ -463,16 +493,17 @@ __global__ void __launch_bounds__(kThreads, 1) backward_kernel(const __grid_cons
   }
   __syncthreads();
   if (threadIdx.x < x.place.valid) {
-    a.g.dbeta[(x.place.b * a.p.length + x.place.t0 + threadIdx.x) * a.p.heads + x.place.h] =
-        dbeta[0][threadIdx.x] + dbeta[1][threadIdx.x];
+    a.g.dbeta[x.place.packed(a.p, 1) + threadIdx.x * a.p.heads] = dbeta[0][threadIdx.x] + dbeta[1][threadIdx.x];
   }
 }
 
 // ------------------------------------------------------------------------------------------------------------ host
 template <class Kernel>
-cudaError_t launch(Kernel* kernel, const Args& a, dim3 grid, int threads, int smem, cudaStream_t stream) {
+cudaError_t launch(Kernel* kernel, const Args& a, dim3 grid, int threads, int smem, cudaStream_t stream,
+                   bool early = false) {
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
   if (error != cudaSuccess) return error;
+  if (early) return launch_early(kernel, grid, threads, smem, stream, a);
   kernel<<<grid, threads, smem, stream>>>(a);
   return cudaGetLastError();
 }
@@ -484,16 +515,18 @@ Args make_args(const DeltaNetParams& p, void* workspace, bool backward) {
   a.p = p;
   a.chunks = chunks_of(p.length);
   const int64_t chunks = sequences_of(p) * a.chunks, tile = chunks * kChunk * p.dim, states = chunks * p.dim * p.dim;
-  a.w = static_cast<bf16*>(workspace);
-  a.u = a.w + tile;
-  a.k = a.u + tile;
-  a.before = a.k + tile;
-  if (!backward) return a;
-  a.behind = a.before + states;
-  a.dn = a.behind + states;
-  a.q = a.dn + tile;
-  a.inverse = a.q + tile;
+  auto* free = static_cast<bf16*>(workspace);
+  const auto take = [&](int64_t elements) { return std::exchange(free, free + elements); };
+  a.w = take(tile), a.u = take(tile), a.k = take(tile), a.before = take(states);
+  if (backward) {
+    a.behind = take(states), a.dn = take(tile), a.q = take(tile), a.inverse = take(chunks * kChunk * kChunk);
+  }
+  a.passes = reinterpret_cast<bool*>(free);
   return a;
+}
+
+dim3 grid_of_chunks(const Args& a) {
+  return dim3(static_cast<unsigned>(a.chunks), static_cast<unsigned>(sequences_of(a.p)));
 }
 
 template <int kD, int kColumns, bool kBackwards>
@@ -514,24 +547,23 @@ cudaError_t scan(const Args& a, cudaStream_t stream) {
 
 template <int kD>
 cudaError_t make_states(const Args& a, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(a.chunks), static_cast<unsigned>(sequences_of(a.p)));
-  const cudaError_t error = launch(prepare_kernel<kD>, a, grid, 128, kPrepareSmem<kD>, stream);
+  const cudaError_t error = launch(prepare_kernel<kD>, a, grid_of_chunks(a), 128, kPrepareSmem<kD>, stream);
   return error == cudaSuccess ? scan<kD, false>(a, stream) : error;
 }
 
 template <int kD>
 cudaError_t forward(const Args& a, cudaStream_t stream) {
-  cudaError_t error = make_states<kD>(a, stream);
-  const dim3 grid(static_cast<unsigned>(a.chunks), static_cast<unsigned>(sequences_of(a.p)));
-  if (error == cudaSuccess) error = launch(output_kernel<kD>, a, grid, kThreads, OutputSmem<kD>::kBytes, stream);
-  return error;
+  const cudaError_t error = make_states<kD>(a, stream);
+  if (error != cudaSuccess) return error;
+  return launch(output_kernel<kD>, a, grid_of_chunks(a), kThreads, OutputSmem<kD>::kBytes, stream);
 }
 
 template <int kD>
 cudaError_t backward(const Args& a, cudaStream_t stream) {
+  const dim3 grid = grid_of_chunks(a);
   cudaError_t error = make_states<kD>(a, stream);
-  const dim3 grid(static_cast<unsigned>(a.chunks), static_cast<unsigned>(sequences_of(a.p)));
-  if (error == cudaSuccess) error = launch(dwritten_kernel<kD>, a, grid, kThreads, kWrittenSmem<kD>, stream);
+  if (error == cudaSuccess)
+    error = launch(dwritten_kernel<kD>, a, grid, kThreads, kWrittenSmem<kD>, stream, /*early=*/true);
   if (error == cudaSuccess) error = scan<kD, true>(a, stream);
   if (error == cudaSuccess) error = launch(backward_kernel<kD>, a, grid, kThreads, BackwardSmem<kD>::kBytes, stream);
   return error;
@@ -545,7 +577,7 @@ bool delta_net_supported(int64_t key_dim, int64_t value_dim) {
 
 int64_t delta_net_workspace(const DeltaNetParams& p, bool backward) {
   const int64_t chunks = sequences_of(p) * chunks_of(p.length), tile = kChunk * p.dim, state = p.dim * p.dim;
-  return chunks * 2 * (backward ? 5 * tile + 2 * state + kChunk * kChunk : 3 * tile + state);
+  return chunks * (2 * (backward ? 5 * tile + 2 * state + kChunk * kChunk : 3 * tile + state) + sizeof(bool));
 }
 
 cudaError_t delta_net_forward(const DeltaNetParams& p, __nv_bfloat16* o, float* last, void* workspace,
