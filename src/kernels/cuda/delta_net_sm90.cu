@@ -23,9 +23,9 @@ using namespace delta_net;
 template <int kD>
 constexpr int kPrepareSmem = 2 * Tile<kD>::kBytes + Tile<64>::kBytes;
 
-// 4 warps of 16 tokens each.
+// 4 warps of 16 tokens each. Registers are what bounds the blocks of a processor.
 template <int kD>
-__global__ void __launch_bounds__(128, 3) prepare_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(128, kD == 128 ? 3 : 4) prepare_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) char smem[];
   __shared__ __align__(16) float lower[kChunk][kChunk];
   __shared__ float beta[kChunk];
