@@ -72,7 +72,6 @@ struct Inputs {
             .shift_is_logit = shift_is_logit,
             .prev = data<T>(prev),
             .begins = data<bool>(begins),
-            .norm = weight.defined(),
             .weight = data<A>(weight),
             .weight_stride = shared ? 0 : x.size(3),
             .eps = static_cast<A>(eps),

@@ -21,8 +21,7 @@ struct AttnInputParams {
   const T* prev = nullptr;       ///< (B, H, D), contiguous: what stands before t = 0, or nullptr for 0
   const bool* begins = nullptr;  ///< (B, T): a document begins at t > 0, so 0 stands before it; or nullptr
 
-  bool norm = false;
-  const A* weight = nullptr;  ///< or nullptr for 1
+  const A* weight = nullptr;  ///< of the norm, or nullptr for no norm
   int64_t weight_stride = 0;  ///< elements from head to head: D, or 0 where the heads share one weight
   A eps = 0;
 

@@ -2,10 +2,11 @@
 //
 // A plan kernel finds for each (sequence, KV head) the first key block that some of its queries need; what is left is a
 // list of units of 64 keys. A persistent kernel cuts that list into as many equal shares as it has thread blocks, so
-// that sequences and heads of very different length fill the machine evenly and to the end; a last kernel combines the
-// pieces of a head that lie in different shares by their log-sum-exps. Within a share each of four warps streams every
-// fourth unit through its own ring of cp.async stages, without meeting the others before the head's end. The queries of
-// a KV head's group, padded to 16 rows, are the A operand of mma.m16n8k16.
+// that sequences and heads of very different length fill the machine evenly and to the end (a head counts for some
+// units more than it has, the price of its start: short ones come many to a share); a last kernel combines the pieces
+// of a head that lie in different shares by their log-sum-exps. Within a share each of four warps streams every fourth
+// unit through its own ring of cp.async stages, without meeting the others before the head's end. The queries of a KV
+// head's group, padded to 16 rows, are the A operand of mma.m16n8k16.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -22,6 +23,7 @@ namespace {
 
 constexpr int kWarps = 4, kTileKeys = 16, kUnitKeys = kBiasBlock, kUnitTiles = kUnitKeys / kTileKeys, kRows = 16;
 constexpr int kMostBlocks = 4;  // a multiprocessor
+constexpr int kStartUnits = 5;  // the price of a head's start
 
 struct DecodeArgs {
   ForgettingDecodeParams p;
@@ -29,7 +31,7 @@ struct DecodeArgs {
   int32_t workers;      // thread blocks of the main kernel
   int32_t block_heads;  // at most so many heads in a block of 16 rows
   int32_t* begin;       // (batch * kv_heads): first key kept, a multiple of 64
-  int32_t* offset;      // (batch * kv_heads + 1): number of units before each
+  int32_t* offset;      // (batch * kv_heads + 1): number of units before each, with kStartUnits for each that has any
   float* partial_o;     // (pieces, 16, head_dim)
   float2* partial_ml;   // (pieces, 16): maximum and sum, in log2 units
 };
@@ -112,6 +114,7 @@ __global__ void __launch_bounds__(1024) decode_plan_kernel(const __grid_constant
       if (lanes.own == 0) {
         a.begin[item] = begin;
         units = (key_len - begin + kUnitKeys - 1) / kUnitKeys;
+        if (units > 0) units += kStartUnits;
       }
     }
     int sum = units;
@@ -397,30 +400,30 @@ __global__ void __launch_bounds__(kWarps * 32, kD <= 128 ? 3 : 1) decode_kernel(
   extern __shared__ __align__(128) char smem[];
   const int warp = threadIdx.x / 32;
   using Warp = DecodeWarp<T, kD>;
+  ptx::start_next_kernel();
   ptx::wait_for_previous_kernel();
   const int items = a.p.batch * a.p.kv_heads;
   const Shares shares(a);
   if (blockIdx.x >= shares.count) return;
   Warp w{a, ptx::smem_u32(smem) + warp * Warp::warp_bytes(a.block_heads), warp, int(threadIdx.x % 32)};
   const int64_t end = shares.first_unit(blockIdx.x + 1);
-  for (int64_t unit = shares.first_unit(blockIdx.x); unit < end;) {
-    int low = 0, high = items - 1;  // the last item that starts at or before the unit
-    while (low < high) {
-      const int middle = (low + high + 1) / 2;
-      if (int64_t{a.offset[middle]} * a.row_blocks <= unit)
-        low = middle;
-      else
-        high = middle - 1;
-    }
-    const int own = a.offset[low + 1] - a.offset[low];
-    const int inside = int(unit - int64_t{a.offset[low]} * a.row_blocks), first = inside % own;
-    const int count = int(min(int64_t{own - first}, end - unit));
-    w.item = low, w.b = low / a.p.kv_heads, w.kv_head = low % a.p.kv_heads;
+  int64_t unit = shares.first_unit(blockIdx.x);
+  int started = 0;  // items that start at or before the unit
+  for (int i = w.lane; i < items; i += 32) started += int64_t{a.offset[i]} * a.row_blocks <= unit;
+  int item = __reduce_add_sync(0xffffffff, started) - 1;
+  for (int64_t next; unit < end; unit = next) {
+    while (int64_t{a.offset[item + 1]} * a.row_blocks <= unit) ++item;
+    const int own = a.offset[item + 1] - a.offset[item];
+    const int inside = int(unit - int64_t{a.offset[item]} * a.row_blocks), from = inside % own;
+    next = min(end, unit - from + own);
+    const int first = max(from - kStartUnits, 0), count = from + int(next - unit) - kStartUnits - first;
+    if (count <= 0) continue;
+    w.item = item, w.b = item / a.p.kv_heads, w.kv_head = item % a.p.kv_heads;
     w.key_len = a.p.key_len[w.b], w.row_block = inside / own;
+    const int begin = a.begin[item];
     w.begin_piece();
-    w.run(a.begin[low] + first * kUnitKeys, count);
-    store_piece(a, w, piece_of(a, blockIdx.x, low, w.row_block), smem);
-    unit += count;
+    w.run(begin + first * kUnitKeys, count);
+    store_piece(a, w, piece_of(a, blockIdx.x, item, w.row_block), smem);
   }
 }
 
@@ -429,7 +432,7 @@ constexpr int kCombineThreads = 256;
 template <typename T>
 __global__ void __launch_bounds__(kCombineThreads)
     decode_combine_kernel(const __grid_constant__ DecodeArgs a, int columns) {
-  __shared__ float reduced[kCombineThreads];
+  __shared__ float sums[kCombineThreads];
   const auto& p = a.p;
   const int item = blockIdx.x, index = blockIdx.y, tid = threadIdx.x;
   ptx::wait_for_previous_kernel();
@@ -438,36 +441,32 @@ __global__ void __launch_bounds__(kCombineThreads)
   if (units > 0) {
     const Shares shares(a);
     const int64_t unit = int64_t{a.offset[item]} * a.row_blocks + int64_t{row_block} * units;
-    first = int(shares.share_of(unit)), end = int(shares.share_of(unit + units - 1)) + 1;
+    first = int(shares.share_of(unit + kStartUnits)), end = int(shares.share_of(unit + units - 1)) + 1;
   }
-  auto slot = [&](int share) { return piece_of(a, share, item, row_block) * kRows + index % kRows; };
-  auto reduce = [&](float value, auto combine, int until) {  // over threads equal modulo `until`, a power of two
-    reduced[tid] = value;
-    __syncthreads();
-    for (int half = kCombineThreads / 2; half >= until; half /= 2) {
-      if (tid < half) reduced[tid] = combine(reduced[tid], reduced[tid + half]);
-      __syncthreads();
-    }
-    const float result = reduced[tid % until];
-    __syncthreads();
-    return result;
-  };
-  auto add = [](float x, float y) { return x + y; };
-  float own = -INFINITY;
-  for (int c = first + tid; c < end; c += kCombineThreads) own = fmaxf(own, a.partial_ml[slot(c)].x);
-  const float highest = reduce(
-      own, [](float x, float y) { return fmaxf(x, y); }, 1);
+  const auto slot = [&](int share) { return piece_of(a, share, item, row_block) * kRows + index % kRows; };
+  // Every warp finds maximum and sum by itself.
+  float highest = -INFINITY, sum = 0;
+#pragma unroll 4
+  for (int c = first + tid % 32; c < end; c += 32) highest = fmaxf(highest, a.partial_ml[slot(c)].x);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) highest = fmaxf(highest, __shfl_xor_sync(0xffffffff, highest, step));
   const float base = highest == -INFINITY ? 0.f : highest;
-  own = 0;
-  for (int c = first + tid; c < end; c += kCombineThreads)
-    own += a.partial_ml[slot(c)].y * ptx::ex2(a.partial_ml[slot(c)].x - base);
-  const float sum = reduce(own, add, 1);
+#pragma unroll 4
+  for (int c = first + tid % 32; c < end; c += 32) {
+    const float2 piece = a.partial_ml[slot(c)];
+    sum += piece.y * ptx::ex2(piece.x - base);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffff, sum, step);
   const int d = tid % columns;
-  own = 0;
+  float value = 0;
 #pragma unroll 4
   for (int c = first + tid / columns; c < end; c += kCombineThreads / columns)
-    if (d < p.head_dim) own += a.partial_o[slot(c) * p.head_dim + d] * ptx::ex2(a.partial_ml[slot(c)].x - base);
-  const float value = reduce(own, add, columns);
+    if (d < p.head_dim) value += a.partial_o[slot(c) * p.head_dim + d] * ptx::ex2(a.partial_ml[slot(c)].x - base);
+  sums[tid] = value;
+  __syncthreads();
+  if (tid >= columns) return;
+  for (int other = tid + columns; other < kCombineThreads; other += columns) value += sums[other];
   const int b = item / p.kv_heads, group = p.query_heads / p.kv_heads;
   const int head = item % p.kv_heads * group + index / p.query_len, t = index % p.query_len;
   T* o = static_cast<T*>(p.o.data) + b * p.o.stride_b + t * p.o.stride_t + head * p.o.stride_h;

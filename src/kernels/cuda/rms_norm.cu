@@ -2,6 +2,8 @@
 
 #include <type_traits>
 
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/vec.cuh"
 
 // Fast path: a team of whole warps has a row and each of its threads two to four pieces of it, all loaded before the
@@ -79,19 +81,20 @@ struct TeamSum {
 
 template <class A, int N, int kPieces>
 struct Weights {
-  const A* at[kPieces];  // of the thread's pieces
+  const A* weight;  // or nullptr for 1
+  int at[kPieces];  // where those of the thread's pieces are
 
   template <class Params, class Place>
-  __device__ Weights(const Params& p, const Place& place) {
+  __device__ Weights(const Params& p, const Place& place) : weight(p.weight) {
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       const int column = place.column(piece), width = static_cast<int>(p.width);
-      at[piece] = p.weight ? p.weight + column / width * p.weight_stride + column % width : nullptr;
+      at[piece] = column / width * static_cast<int>(p.weight_stride) + column % width;
     }
   }
   __device__ __forceinline__ void load(int piece, Vec<A, N>& w) const {
-    if (at[piece]) {
-      w.load(at[piece]);
+    if (weight) {
+      w.load(weight + at[piece]);
     } else {
 #pragma unroll
       for (int i = 0; i < N; ++i) w.v[i] = 1;
@@ -165,11 +168,12 @@ __device__ void leave_weight_gradient(const Params& p, const Place& place, const
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
         if (!place.has(piece)) continue;
+        A* own = columns + place.column(piece);
+        Vec<A, N> sum = {};
+        if (team) sum.load(own);
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-          A& column = columns[place.column(piece) + i];
-          column = (team ? column : A(0)) + dw[piece][i];
-        }
+        for (int i = 0; i < N; ++i) sum.v[i] += dw[piece][i];
+        sum.store(own);
       }
     }
     __syncthreads();
@@ -182,9 +186,16 @@ __device__ void leave_weight_gradient(const Params& p, const Place& place, const
   }
 }
 
+// Threads of a block that have four pieces each: of eight elements, a float32 sum for each of them takes so many
+// registers that a multiprocessor has no more than three blocks of 128.
+template <class TX, class TY>
+constexpr int kMostThreads = kElements<TX, TY> == 8 ? kBackwardBlock : kBlock;
+
 template <class TX, class TY, class A, bool kGated, int kPieces, bool kWhole>
-__global__ void __launch_bounds__(kBlock, 2) backward_rows(RmsNormParams<TX, TY, A> p, const TY* dy, const TX* dsum,
-                                                           RmsNormGradients<TX, TY, A> out, int group_lanes) {
+__global__ void __launch_bounds__(kPieces == 4 ? kMostThreads<TX, TY> : kBlock,
+                                  kPieces == 4 && kElements<TX, TY> == 8 ? 3 : 2)
+    backward_rows(RmsNormParams<TX, TY, A> p, const TY* dy, const TX* dsum, RmsNormGradients<TX, TY, A> out,
+                  int group_lanes) {
   constexpr int N = kElements<TX, TY>;
   __shared__ TeamSum<A, 2, kPieces> team_sum;
   const Place<N, kPieces, kWhole> place(p);
@@ -192,6 +203,7 @@ __global__ void __launch_bounds__(kBlock, 2) backward_rows(RmsNormParams<TX, TY,
   const A inverse_width = A(1) / p.width;
   A dw[kPieces][N] = {};
   int turn = 0;
+  ptx::wait_for_previous_kernel();
   for (int64_t row = place.row; row < p.rows; row += place.step, turn ^= 1) {
     Raw<TX, N> x[kPieces], d[kPieces];
     Raw<TY, N> g[kPieces], gate[kPieces];
@@ -258,6 +270,7 @@ __global__ void __launch_bounds__(kBlock, 2) backward_rows(RmsNormParams<TX, TY,
       }
     }
   }
+  ptx::start_next_kernel();
   if (out.partial) leave_weight_gradient(p, place, dw, out.partial);
 }
 
@@ -338,24 +351,26 @@ int64_t pieces_of(const RmsNormParams<TX, TY, A>& p) {
   return p.groups * p.width / kElements<TX, TY>;
 }
 
-/// Backward keeps a float32 sum for each of its elements: 16 or 24 of them are what the registers hold.
+/// Pieces of a thread where rows divide so; backward has three tensors of them with a gate.
+constexpr int kMany = 4;
 template <class TX, class TY>
-constexpr int kBackwardPieces = kElements<TX, TY> == 8 ? 2 : 4;
-constexpr int kForwardPieces = 4;
+constexpr int kGatedBackward = kElements<TX, TY> == 8 ? 2 : kMany;
 
-/// Calls f.template operator()<kGated, kPieces, kWhole>() for the kernel that p takes: kMany pieces a thread, or three.
-template <int kMany, class TX, class TY, class A, class F>
+/// Calls f.template operator()<kGated, kPieces, kWhole>() for the kernel that p takes: kMany pieces a thread (with a
+/// gate kManyGated), or three.
+template <int kManyGated, class TX, class TY, class A, class F>
 auto with_kernel(const RmsNormParams<TX, TY, A>& p, const F& f) {
-  const auto by_pieces = [&]<bool kGated>() {
-    const bool many = pieces_of(p) % (32 * kMany) == 0, three = pieces_of(p) % 96 == 0;
-    if (many && !(three && kElements<TX, TY> == 8)) return f.template operator()<kGated, kMany, true>();
+  const int64_t pieces = pieces_of(p);
+  const auto by_pieces = [&]<bool kGated, int kOwn>() {
+    const bool many = pieces % (32 * kOwn) == 0 && pieces <= kMany * kMostThreads<TX, TY>, three = pieces % 96 == 0;
+    if (many && !(three && kElements<TX, TY> == 8)) return f.template operator()<kGated, kOwn, true>();
     if (three) return f.template operator()<kGated, 3, true>();
     return f.template operator()<kGated, 3, false>();
   };
   if constexpr (std::is_same_v<TX, TY>) {
-    if (p.gate) return by_pieces.template operator()<true>();
+    if (p.gate) return by_pieces.template operator()<true, kManyGated>();
   }
-  return by_pieces.template operator()<false>();
+  return by_pieces.template operator()<false, kMany>();
 }
 
 /// The threads of a team, and as many teams as make a block.
@@ -380,7 +395,7 @@ int group_lanes(const RmsNormParams<TX, TY, A>& p) {
 /// As many blocks as run at once, or fewer where there is less to do: each leaves a partial sum.
 template <class TX, class TY, class A>
 int64_t backward_blocks(const RmsNormParams<TX, TY, A>& p) {
-  return with_kernel<kBackwardPieces<TX, TY>>(p, [&]<bool kGated, int kPieces, bool kWhole>() {
+  return with_kernel<kGatedBackward<TX, TY>>(p, [&]<bool kGated, int kPieces, bool kWhole>() {
     const dim3 block = row_block(p, kPieces, kBackwardBlock);
     const int64_t resident = resident_blocks(backward_rows<TX, TY, A, kGated, kPieces, kWhole>, block.x * block.y,
                                              p.groups * p.width * sizeof(A));
@@ -394,7 +409,7 @@ template <class TX, class TY, class A>
 bool rms_norm_is_fast(const RmsNormParams<TX, TY, A>& p) {
   constexpr int64_t N = kElements<TX, TY>;
   const int64_t lanes = p.width / N;
-  const bool fits = with_kernel<kBackwardPieces<TX, TY>>(
+  const bool fits = with_kernel<kGatedBackward<TX, TY>>(
       p, [&]<bool kGated, int kPieces, bool kWhole>() { return row_block(p, kPieces, kBackwardBlock).x <= kBlock; });
   return fits && p.width % N == 0 && is_aligned(p.x, N, p.x_stride) && is_vectorizable<A>(p.weight) &&
          is_aligned(p.branch, N, p.branch_stride) && is_aligned(p.gate, N, p.gate_stride) &&
@@ -405,7 +420,7 @@ template <class TX, class TY, class A>
 cudaError_t rms_norm(const RmsNormParams<TX, TY, A>& p, TX* sum, TY* y, cudaStream_t stream) {
   if (p.rows * p.groups * p.width == 0) return cudaSuccess;
   if (rms_norm_is_fast(p)) {
-    with_kernel<kForwardPieces>(p, [&]<bool kGated, int kPieces, bool kWhole>() {
+    with_kernel<kMany>(p, [&]<bool kGated, int kPieces, bool kWhole>() {
       const dim3 block = row_block(p, kPieces, kBlock);
       forward_rows<TX, TY, A, kGated, kPieces, kWhole>
           <<<static_cast<unsigned>(count_blocks(p, block)), block, 0, stream>>>(p, sum, y, group_lanes(p));
@@ -427,10 +442,10 @@ cudaError_t rms_norm_backward(const RmsNormParams<TX, TY, A>& p, const TY* dy, c
                               const RmsNormGradients<TX, TY, A>& out, cudaStream_t stream) {
   if (p.rows * p.groups * p.width == 0) return cudaSuccess;
   if (rms_norm_is_fast(p)) {
-    with_kernel<kBackwardPieces<TX, TY>>(p, [&]<bool kGated, int kPieces, bool kWhole>() {
-      backward_rows<TX, TY, A, kGated, kPieces, kWhole>
-          <<<static_cast<unsigned>(backward_blocks(p)), row_block(p, kPieces, kBackwardBlock),
-             p.groups * p.width * sizeof(A), stream>>>(p, dy, dsum, out, group_lanes(p));
+    with_kernel<kGatedBackward<TX, TY>>(p, [&]<bool kGated, int kPieces, bool kWhole>() {
+      return launch_early(backward_rows<TX, TY, A, kGated, kPieces, kWhole>, static_cast<unsigned>(backward_blocks(p)),
+                          row_block(p, kPieces, kBackwardBlock), static_cast<int>(p.groups * p.width * sizeof(A)),
+                          stream, p, dy, dsum, out, group_lanes(p));
     });
   } else if constexpr (std::is_same_v<TX, TY>) {
     backward_groups<<<grid_of(p.rows * p.groups * 32), kThreads, 0, stream>>>(p, dy, out.dx);
