@@ -23,7 +23,7 @@ struct ElementwiseOptions {
 
 /// One line of the result: an operator in one direction.
 struct ElementwiseMeasurement {
-  std::string op = {};         ///< an operator's name; attn_input followed by its steps
+  std::string op = {};         ///< an operator's name; attn_input followed by its steps; by ATen: what it replaced
   std::string direction = {};  ///< forward, backward; of the LM head forward_backward
   std::string dtype = {};
   int64_t rows = 0, width = 0;

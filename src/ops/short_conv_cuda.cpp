@@ -11,6 +11,8 @@
 namespace fox::ops {
 namespace {
 
+static_assert(kCudaShortConvTaps == cuda::kShortConvTaps);
+
 /// The tensors as the kernels read them.
 struct ShortConvCall {
   at::Tensor x, weight, bias, before, reach;

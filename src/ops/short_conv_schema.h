@@ -16,10 +16,11 @@ using ShortConvGradients = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Te
 using ShortConvBackward = ShortConvGradients(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                              const OptionalTensor&, const OptionalTensor&, const OptionalTensor&);
 
-/// Whether the CUDA side has no kernel for so many taps, more than any published model has: then it is
-/// short_conv_reference.
+/// The most taps that the CUDA side has kernels for; no published model has more.
+constexpr int64_t kCudaShortConvTaps = 4;
+/// Whether there are more: then the operator is short_conv_reference.
 inline bool is_composed_short_conv(const at::Tensor& x, const at::Tensor& weight) {
-  return x.is_cuda() && weight.dim() == 2 && weight.size(0) > 4;
+  return x.is_cuda() && weight.dim() == 2 && weight.size(0) > kCudaShortConvTaps;
 }
 
 }  // namespace fox::ops
