@@ -87,9 +87,7 @@ class Forward:
         p = self.params
         BH, kb, qb = p.batch * p.query_heads, (p.key_len + 127) // 128 * 2, (p.query_len + 63) // 64
         pad = lambda n: (n + 255) // 256 * 256
-        at = (pad(BH * kb * 256) + pad(BH * kb * 8) if p.log_f.data else 0) + pad(BH * qb * 4) + pad(BH * kb * 4)
-        if p.window or p.seq_start or p.cu_seqlens:
-            at += pad(p.batch * p.query_len * 4)
+        at = (pad(BH * kb * 256) + pad(BH * kb * 8) if p.log_f.data else 0) + pad(BH * qb * 4)
         return self.workspace[at:at + BH * 4].view(torch.int32).view(p.batch, p.query_heads)
 
 

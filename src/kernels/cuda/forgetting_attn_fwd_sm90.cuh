@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/forgetting_attn_prefix.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/tiles.h"
@@ -48,8 +49,13 @@ struct ForwardTraits : ForwardTile<kD_> {
   static constexpr int kPanels = (kD + 63) / 64;
   static constexpr int kQueryPanelBytes = kBlockM * 128, kKeyPanelBytes = Tile::kBlockN * 128;
   static constexpr int kQueryBytes = kPanels * kQueryPanelBytes, kKeyBytes = kPanels * kKeyPanelBytes;
-  static constexpr int kProducerRegisters = Tile::kWarpgroups == 3 ? 32 : 24;
-  static constexpr int kConsumerRegisters = Tile::kWarpgroups == 3 ? 160 : 240;
+  // Largest bound of |t_ij - D_ij| in log2 units for which weights relative to bound - kMaxLag need no maximum: those
+  // of D = 0, one in each row, are then above 2^(kMaxLag - 2 bound).
+  static constexpr float kMaxBound = std::is_same_v<T, __half> ? 10.f : 48.f;
+  static constexpr int kRowBiasTiles = (kBlockM + 127) / 128 + 1;
+  // Together not more than the block starts with: 128 a thread of four warpgroups, 168 of three.
+  static constexpr int kProducerRegisters = Tile::kWarpgroups == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = Tile::kWarpgroups == 3 ? 160 : 232;
 };
 
 /// The same value in every lane: tells the compiler that branches on it do not diverge, without which it would
@@ -59,17 +65,18 @@ __device__ __forceinline__ T uniform(T x) {
   return __shfl_sync(0xffffffff, x, 0);
 }
 
+/// What the producer tells the consumers of a tile, so that they wait for nothing but its Q.
+template <int kWarpgroups>
 struct TileInfo {
-  int m, head, batch, n_min;  // m < 0: no more work
+  int m, head, batch;        // m < 0: no more work
+  float bound;               // of the logits, in log2 units
+  int n_begin[kWarpgroups];  // first key tile that the rows of each warpgroup see
+  int n_near[kWarpgroups];   // key tiles before this one are far, if the logits are bounded
 };
-
-__device__ __forceinline__ TileInfo uniform(const TileInfo& t) {
-  return {uniform(t.m), uniform(t.head), uniform(t.batch), uniform(t.n_min)};
-}
 
 /// A BiasTile, or the half of it that belongs to a tile of 64 keys.
 template <int kKeys>
-struct alignas(16) BiasStage {
+struct alignas(128) BiasStage {
   uint4 row[kKeys];
   float4 end;
 };
@@ -83,7 +90,8 @@ struct ForwardSmem {
   // The side of Q of the bias, 64 rows of 8: of each warpgroup's own rows, of all other rows, and the zeros behind
   // them.
   uint4 own_bias[Tr::kGate ? Tr::kWarpgroups : 0][64], ones[Tr::kGate ? 64 : 0], zeros[Tr::kGate ? 64 : 0];
-  TileInfo tile[2];
+  BiasTile row_bias[Tr::kQueryStages][Tr::kGate ? Tr::kRowBiasTiles : 0];  // of the keys at the positions of the rows
+  TileInfo<Tr::kWarpgroups> tile[2];
   uint64_t q_full[Tr::kQueryStages], q_empty[Tr::kQueryStages], k_full[Tr::kStages], k_empty[Tr::kStages],
       v_full[Tr::kStages], v_empty[Tr::kStages], tile_full[2], tile_empty[2];
 };
@@ -92,6 +100,15 @@ struct ForwardSmem {
 template <int kBlockN>
 __device__ __forceinline__ int tiles_up_to(int last, int key_len) {
   return max(0, min(last, key_len - 1)) / kBlockN + 1;
+}
+
+__device__ __forceinline__ int clamped_position(const ForwardArgs& a, int position) {
+  return min(max(0, position), a.key_len - 1);
+}
+/// The first of ForwardSmem::row_bias.
+template <typename Tr>
+__device__ __forceinline__ int row_bias_tile(const ForwardArgs& a, int m) {
+  return clamped_position(a, m * Tr::kBlockM + a.key_len - a.query_len) / 128;
 }
 
 // ------------------------------------------------------------------------------------------------------- producer
@@ -103,56 +120,75 @@ struct ForwardProducer {
   ptx::Ring<Tr::kQueryStages> q;
   ptx::Ring<Tr::kStages> k, v;
   ptx::Ring<2> tile;
+  using Info = TileInfo<Tr::kWarpgroups>;
 
-  __device__ __forceinline__ TileInfo decode(int index) const {
-    if (index >= a.total_tiles) return {-1, 0, 0, 0};
+  __device__ __forceinline__ Info decode(int index) const {
+    if (index >= a.total_tiles) return {.m = -1};
     const int first = index / (a.section * a.tiles_m) * a.section;  // heads before this section
     const int width = min(a.section, a.total_heads - first);
     const int rest = index - first * a.tiles_m;
     const int position = first + rest % width;
     const int row = a.prefix.head_order ? a.prefix.head_order[position] : position;
     const int m = a.tiles_m - 1 - rest / width;  // longest first
-    const int begin = a.prefix.key_begin[int64_t(row) * a.prefix.query_blocks + m * Tr::kWarpgroups];
-    return {m, row % a.heads, row / a.heads, begin * kBiasBlock / Tr::kBlockN};
+    Info t{m, row % a.heads, row / a.heads};
+    t.bound = a.logit_bound ? a.logit_bound[t.head] * float(kLog2e) : INFINITY;
+    const bool has_far = Tr::kGate && a.prefix.near_begin && t.bound <= Tr::kMaxBound;
+    for (int group = 0; group < Tr::kWarpgroups; ++group) {
+      const int g = min(m * Tr::kWarpgroups + group, a.prefix.query_blocks - 1);
+      const int64_t at = int64_t(row) * a.prefix.query_blocks + g;
+      t.n_begin[group] = a.prefix.key_begin[at] * kBiasBlock / Tr::kBlockN;
+      t.n_near[group] = has_far ? a.prefix.near_begin[at] * kBiasBlock / Tr::kBlockN : 0;
+    }
+    return t;
   }
 
-  __device__ __forceinline__ void load_key(const TileInfo& t, int n) {
+  __device__ __forceinline__ void load_key(const Info& t, int kv_head, const BiasTile* bias, int n) {
     ptx::mbarrier_wait(&smem.k_empty[k.slot], k.parity ^ 1);
     uint64_t* bar = &smem.k_full[k.slot];
-    constexpr int kBiasBytes = Tr::kGate ? sizeof(BiasStage<Tr::kBlockN>) : 0;
-    ptx::mbarrier_arrive_expect_tx(bar, Tr::kKeyBytes + kBiasBytes);
+    // Of a tile that is far from all rows (and needs no mask) only its end matters.
+    const bool has_rows = n >= t.n_near[0] || a.prefix.lower != nullptr;
+    constexpr int kRowBytes = Tr::kBlockN * 16;
+    ptx::mbarrier_arrive_expect_tx(bar, Tr::kKeyBytes + (Tr::kGate ? (has_rows ? kRowBytes : 0) + 16 : 0));
 #pragma unroll
     for (int panel = 0; panel < Tr::kPanels; ++panel)
-      ptx::tma_load_4d(smem.k[k.slot] + panel * Tr::kKeyPanelBytes, &a.k, bar, panel * 64, n * Tr::kBlockN,
-                       t.head / a.group, t.batch, ptx::kEvictLast);
+      ptx::tma_load_4d(smem.k[k.slot] + panel * Tr::kKeyPanelBytes, &a.k, bar, panel * 64, n * Tr::kBlockN, kv_head,
+                       t.batch, ptx::kEvictLast);
     if constexpr (Tr::kGate) {
-      const int64_t head_row = int64_t(t.batch) * a.heads + t.head;
-      const BiasTile& bias = a.prefix.bias[head_row * (a.prefix.key_blocks / 2) + n * Tr::kBlockN / 128];
+      const BiasTile& tile_bias = bias[n * Tr::kBlockN / 128];
+      auto& stage = smem.bias[k.slot];
       if constexpr (Tr::kBlockN == 128) {
-        ptx::bulk_load(&smem.bias[k.slot], &bias, kBiasBytes, bar);
+        const uint32_t from = has_rows ? 0 : kRowBytes;
+        ptx::bulk_load(reinterpret_cast<char*>(&stage) + from, reinterpret_cast<const char*>(&tile_bias) + from,
+                       kRowBytes + 16 - from, bar);
       } else {
-        ptx::bulk_load(smem.bias[k.slot].row, bias.row + n % 2 * 64, 64 * 16, bar);
-        ptx::bulk_load(&smem.bias[k.slot].end, &bias.end, 16, bar);
+        if (has_rows) ptx::bulk_load(stage.row, tile_bias.row + n % 2 * 64, kRowBytes, bar);
+        ptx::bulk_load(&stage.end, &tile_bias.end, 16, bar);
       }
     }
     k.advance();
   }
 
-  __device__ __forceinline__ void load_value(const TileInfo& t, int n) {
+  __device__ __forceinline__ void load_value(const Info& t, int kv_head, int n) {
     ptx::mbarrier_wait(&smem.v_empty[v.slot], v.parity ^ 1);
     uint64_t* bar = &smem.v_full[v.slot];
     ptx::mbarrier_arrive_expect_tx(bar, Tr::kKeyBytes);
 #pragma unroll
     for (int panel = 0; panel < Tr::kPanels; ++panel)
-      ptx::tma_load_4d(smem.v[v.slot] + panel * Tr::kKeyPanelBytes, &a.v, bar, panel * 64, n * Tr::kBlockN,
-                       t.head / a.group, t.batch, ptx::kEvictLast);
+      ptx::tma_load_4d(smem.v[v.slot] + panel * Tr::kKeyPanelBytes, &a.v, bar, panel * 64, n * Tr::kBlockN, kv_head,
+                       t.batch, ptx::kEvictLast);
     v.advance();
   }
 
-  __device__ __forceinline__ void load_query(const TileInfo& t) {
+  __device__ __forceinline__ void load_query(const Info& t, const BiasTile* bias, int last) {
     ptx::mbarrier_wait(&smem.q_empty[q.slot], q.parity ^ 1);
     uint64_t* bar = &smem.q_full[q.slot];
-    ptx::mbarrier_arrive_expect_tx(bar, Tr::kQueryBytes);
+    if constexpr (Tr::kGate) {
+      const int first_tile = row_bias_tile<Tr>(a, t.m), tiles = clamped_position(a, last) / 128 - first_tile + 1;
+      ptx::mbarrier_arrive_expect_tx(bar, Tr::kQueryBytes + tiles * sizeof(BiasTile));
+      ptx::bulk_load(smem.row_bias[q.slot], bias + first_tile, tiles * sizeof(BiasTile), bar);
+    } else {
+      ptx::mbarrier_arrive_expect_tx(bar, Tr::kQueryBytes);
+    }
 #pragma unroll
     for (int panel = 0; panel < Tr::kPanels; ++panel)
       ptx::tma_load_4d(smem.q[q.slot] + panel * Tr::kQueryPanelBytes, &a.q, bar, panel * 64, t.m * Tr::kBlockM, t.head,
@@ -161,7 +197,7 @@ struct ForwardProducer {
   }
 
   __device__ __forceinline__ void run() {
-    TileInfo t = decode(blockIdx.x);
+    Info t = decode(blockIdx.x);
     while (true) {
       ptx::mbarrier_wait(&smem.tile_empty[tile.slot], tile.parity ^ 1);
       smem.tile[tile.slot] = t;
@@ -171,14 +207,17 @@ struct ForwardProducer {
       const int next = gridDim.x + atomicAdd(a.prefix.counters, 1);
       const int last = min((t.m + 1) * Tr::kBlockM, a.query_len) - 1 + a.key_len - a.query_len;
       int n = tiles_up_to<Tr::kBlockN>(last, a.key_len) - 1;
-      load_query(t);
-      load_key(t, n);
+      const int kv_head = t.head / a.group;
+      const BiasTile* bias =
+          Tr::kGate ? a.prefix.bias + (int64_t(t.batch) * a.heads + t.head) * (a.prefix.key_blocks / 2) : nullptr;
+      load_query(t, bias, last);
+      load_key(t, kv_head, bias, n);
 #pragma unroll 1
-      for (; n > t.n_min; --n) {
-        load_key(t, n - 1);
-        load_value(t, n);
+      for (; n > t.n_begin[0]; --n) {
+        load_key(t, kv_head, bias, n - 1);
+        load_value(t, kv_head, n);
       }
-      load_value(t, n);
+      load_value(t, kv_head, n);
       t = decode(next);
     }
   }
@@ -186,8 +225,11 @@ struct ForwardProducer {
 
 // ------------------------------------------------------------------------------------------------------- consumer
 
-/// A key tile that rows see as a whole, one across the diagonal, or one that the window or a document's start cuts.
-enum class Where { kInside, kDiagonal, kEdge };
+/// A key tile that rows see as a whole, one of far blocks (kLogNearShare), one across the diagonal, or one that the
+/// window or a document's start cuts.
+enum class Where { kInside, kFar, kDiagonal, kEdge };
+template <Where kWhere>
+constexpr bool kIsMasked = kWhere == Where::kDiagonal || kWhere == Where::kEdge;
 
 template <typename Tr>
 struct ForwardConsumer {
@@ -195,11 +237,13 @@ struct ForwardConsumer {
   static constexpr int kN = Tr::kBlockN, kD = Tr::kD, kWarpgroups = Tr::kWarpgroups;
   static constexpr int kHalves = kN / kBiasBlock;
   static constexpr float kMaxLag = 8.f;  // weights stay below 2^8, harmless in bf16 and fp16
-  // Largest bound of |t_ij - D_ij| in log2 units for which weights relative to bound - kMaxLag need no maximum: those
-  // of D = 0, one in each row, are then above 2^(kMaxLag - 2 bound).
-  static constexpr float kMaxBound = std::is_same_v<T, __half> ? 10.f : 48.f;
   static constexpr uint32_t kOnes = 0x3f803f80;
+  template <Where kWhere>
+  static constexpr bool kHasBias = Tr::kGate && (kWhere != Where::kFar);
   static constexpr int kTurnBarrier = 1, kGroupBarrier = 1 + kWarpgroups;
+  // Whether c_i - c_e is worked out before the values are issued, which takes until the tensor cores have read most of
+  // P, and not while three warpgroups take turns.
+  static constexpr bool kShiftFirst = Tr::kGate && kWarpgroups == 2;
 
   const ForwardArgs& a;
   ForwardSmem<Tr>& smem;
@@ -230,7 +274,7 @@ struct ForwardConsumer {
 
   template <Where kWhere>
   __device__ __forceinline__ void issue_bias(float (&s)[kN / 2]) {
-    if constexpr (Tr::kGate) {
+    if constexpr (kHasBias<kWhere>) {
       const uint32_t rows = ptx::smem_u32(kWhere == Where::kDiagonal ? smem.own_bias[group] : smem.ones);
       const uint32_t keys = ptx::smem_u32(&smem.bias[0]) + k.slot * uint32_t{sizeof(smem.bias[0])};
       ptx::Wgmma<__nv_bfloat16, kN>::ss(s, ptx::descriptor_narrow(rows, ptx::smem_u32(smem.zeros) - rows),
@@ -245,7 +289,7 @@ struct ForwardConsumer {
     for (int step = 0; step < kD / 16; ++step)
       ptx::Wgmma<T, kN>::ss(s, ptx::descriptor(q_word + step / 4 * (Tr::kQueryPanelBytes / 16) + step % 4 * 2),
                             ptx::descriptor(k_word + step / 4 * (Tr::kKeyPanelBytes / 16) + step % 4 * 2),
-                            Tr::kGate || step != 0);
+                            kHasBias<kWhere> || step != 0);
     ptx::wgmma_commit();
   }
 
@@ -278,16 +322,16 @@ struct ForwardConsumer {
   }
 
   /// What the rows of this thread contribute to the bias, see BiasTile.
-  __device__ __forceinline__ void load_row_prefix(int64_t head_row) {
-    const BiasTile* tiles = a.prefix.bias + head_row * (a.prefix.key_blocks / 2);
+  __device__ __forceinline__ void load_row_prefix(int first_tile) {
+    const BiasTile* tiles = smem.row_bias[q.slot] - first_tile;
     auto end_of_block = [&](int position) {
       const float4 end = tiles[position / 128].end;
       return position / kBiasBlock % 2 ? float2{end.z, end.w} : float2{end.x, end.y};
     };
-    reference = end_of_block(min(max(0, position0), a.key_len - 1));
+    reference = end_of_block(clamped_position(a, position0));
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const int position = min(max(0, own_position(row)), a.key_len - 1);
+      const int position = clamped_position(a, own_position(row));
       const uint4 entry = tiles[position / 128].row[position % 128];
       const float hi = __uint_as_float(entry.x << 16), mid = __uint_as_float(entry.x & 0xffff0000),
                   lo = __uint_as_float(entry.y << 16);
@@ -319,7 +363,7 @@ struct ForwardConsumer {
   template <Where kWhere, bool kBounded>
   __device__ __forceinline__ bool softmax(float (&s)[kN / 2], const float (&shift)[kHalves][2], float (&alpha)[2],
                                           int n) {
-    if constexpr (kWhere != Where::kInside) mask(s, n);
+    if constexpr (kIsMasked<kWhere>) mask(s, n);
     if constexpr (kBounded) {
       exponentiate<Where::kInside>(s, shift);
       return false;
@@ -364,8 +408,7 @@ struct ForwardConsumer {
   __device__ __forceinline__ void exponentiate(float (&s)[kN / 2], const float (&shift)[kHalves][2]) {
     float base[2];
 #pragma unroll
-    for (int row = 0; row < 2; ++row)
-      base[row] = kWhere != Where::kInside && row_max[row] == -INFINITY ? 0.f : row_max[row];
+    for (int row = 0; row < 2; ++row) base[row] = kIsMasked<kWhere> && row_max[row] == -INFINITY ? 0.f : row_max[row];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const float add[2] = {Tr::kGate ? shift[half][0] - base[0] : -base[0],
@@ -422,11 +465,16 @@ struct ForwardConsumer {
     wait_turn();
     ptx::wgmma_fence();
     issue_scores<kWhere>(s);
+    if constexpr (kShiftFirst) {
+      block_shift<kWhere>(shift, n);
+      ptx::fence_registers(shift[0]);
+      ptx::fence_registers(shift[kHalves - 1]);
+    }
     ptx::mbarrier_wait(&smem.v_full[v.slot], v.parity);
     ptx::wgmma_fence();
     issue_values(o, p);
     pass_turn();
-    block_shift<kWhere>(shift, n);
+    if constexpr (!kShiftFirst) block_shift<kWhere>(shift, n);
     ptx::wgmma_wait<1>();
     ptx::fence_registers(s);
     release(&smem.k_empty[k.slot]);
@@ -445,11 +493,13 @@ struct ForwardConsumer {
 
   /// Key tiles n down to n_begin, all but the values of the last.
   template <bool kBounded>
-  __device__ __forceinline__ void all_scores(float (&o)[kD / 2], uint32_t (&p)[kN / 4], int n, int n_right, int n_left,
-                                             int n_begin) {
+  __device__ __forceinline__ void all_scores(float (&o)[kD / 2], uint32_t (&p)[kN / 4], int n, int n_right, int n_near,
+                                             int n_left, int n_begin) {
     first_block<kBounded>(p, n);
     for (--n; n >= max(n_right, n_begin); --n) step<Where::kDiagonal, kBounded>(o, p, n);
-    for (; n >= max(n_left, n_begin); --n) step<Where::kInside, kBounded>(o, p, n);
+    for (; n >= max(n_left, kBounded ? max(n_near, n_begin) : n_begin); --n) step<Where::kInside, kBounded>(o, p, n);
+    if constexpr (Tr::kGate && kBounded)
+      for (; n >= max(n_left, n_begin); --n) step<Where::kFar, kBounded>(o, p, n);
     for (; n >= n_begin; --n) step<Where::kEdge, kBounded>(o, p, n);
   }
 
@@ -476,9 +526,9 @@ struct ForwardConsumer {
     ptx::named_barrier_sync(kGroupBarrier + group, 128);
   }
 
-  __device__ __forceinline__ void store(float (&o)[kD / 2], const TileInfo& t) {
+  __device__ __forceinline__ void store(float (&o)[kD / 2], int head, int batch) {
     float inverse[2];
-    const int64_t head_row = int64_t(t.batch) * a.heads + t.head;
+    const int64_t head_row = int64_t(batch) * a.heads + head;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       float sum = row_sum[row];
@@ -514,7 +564,7 @@ struct ForwardConsumer {
 #pragma unroll
         for (int panel = 0; panel < Tr::kPanels; ++panel)
           ptx::tma_store_4d(&a.o, smem.q[q.slot] + panel * Tr::kQueryPanelBytes + group * 64 * 128, panel * 64, row0,
-                            t.head, t.batch);
+                            head, batch);
         ptx::bulk_commit();
         ptx::bulk_wait_read<0>();
       }
@@ -523,28 +573,31 @@ struct ForwardConsumer {
     q.advance();
   }
 
-  __device__ __forceinline__ void work(const TileInfo& t) {
+  __device__ __forceinline__ void work(int m) {
+    const TileInfo<kWarpgroups>& info = smem.tile[tile.slot];
+    const int head = uniform(info.head), batch = uniform(info.batch), n_min = uniform(info.n_begin[0]);
+    const int n_near = uniform(info.n_near[group]), n_seen = uniform(info.n_begin[group]);
+    const float bound = uniform(info.bound);
+    release(&smem.tile_empty[tile.slot]);
+    tile.advance();
     const int offset = a.key_len - a.query_len;
-    const int64_t head_row = int64_t(t.batch) * a.heads + t.head;
-    row0 = t.m * Tr::kBlockM + group * 64;
+    row0 = m * Tr::kBlockM + group * 64;
     position0 = row0 + offset;
     const int last_row = min(row0 + 63, a.query_len - 1);
-    const int n_max = tiles_up_to<kN>(min((t.m + 1) * Tr::kBlockM, a.query_len) - 1 + offset, a.key_len);
+    const int n_max = tiles_up_to<kN>(min((m + 1) * Tr::kBlockM, a.query_len) - 1 + offset, a.key_len);
     int n_end = min(n_max, tiles_up_to<kN>(position0 + 63, a.key_len)), n_begin = n_end - 1, n_left = 0;
     int n_right = max(0, position0 + 1) / kN;  // from here on some row must not see all keys
     lower[0] = lower[1] = 0;
     if (row0 < a.query_len) {
-      n_begin = uniform(a.prefix.key_begin[head_row * a.prefix.query_blocks + row0 / 64]) * kBiasBlock / kN;
+      n_begin = n_seen;
       if (a.prefix.lower) {
-        const int32_t* of_row = a.prefix.lower + int64_t(t.batch) * a.query_len;
+        const int32_t* of_row = a.prefix.lower + int64_t(batch) * a.query_len;
         lower[0] = of_row[min(row0 + own_row(), last_row)];
         lower[1] = of_row[min(row0 + own_row() + 8, last_row)];
         n_left = (uniform(of_row[last_row]) + kN - 1) / kN;
       }
     }
-    if constexpr (Tr::kGate) load_row_prefix(head_row);
-    const float bound = a.logit_bound ? uniform(a.logit_bound[t.head]) * float(kLog2e) : INFINITY;
-    row_max[0] = row_max[1] = bound <= kMaxBound ? bound - kMaxLag : -INFINITY;
+    row_max[0] = row_max[1] = bound <= Tr::kMaxBound ? bound - kMaxLag : -INFINITY;
     row_sum[0] = row_sum[1] = 0;
     float o[kD / 2];
 #pragma unroll
@@ -552,16 +605,17 @@ struct ForwardConsumer {
     uint32_t p[kN / 4];
 
     ptx::mbarrier_wait(&smem.q_full[q.slot], q.parity);
+    if constexpr (Tr::kGate) load_row_prefix(row_bias_tile<Tr>(a, m));
 #pragma unroll 1
     for (int n = n_max - 1; n >= n_end; --n) skip_block();
-    if (bound <= kMaxBound)
-      all_scores<true>(o, p, n_end - 1, n_right, n_left, n_begin);
+    if (bound <= Tr::kMaxBound)
+      all_scores<true>(o, p, n_end - 1, n_right, n_near, n_left, n_begin);
     else
-      all_scores<false>(o, p, n_end - 1, n_right, n_left, n_begin);
-    last_values(o, p, a.seq_start ? uniform(int(a.seq_start[t.batch])) - n_begin * kN : 0);
+      all_scores<false>(o, p, n_end - 1, n_right, n_near, n_left, n_begin);
+    last_values(o, p, a.seq_start ? uniform(int(a.seq_start[batch])) - n_begin * kN : 0);
 #pragma unroll 1
-    for (int n = n_begin - 1; n >= t.n_min; --n) skip_block();
-    store(o, t);
+    for (int n = n_begin - 1; n >= n_min; --n) skip_block();
+    store(o, head, batch);
   }
 
   __device__ __forceinline__ void run() {
@@ -571,11 +625,9 @@ struct ForwardConsumer {
     if (group == kWarpgroups - 1) pass_turn();  // warpgroup 0 begins
     while (true) {
       ptx::mbarrier_wait(&smem.tile_full[tile.slot], tile.parity);
-      const TileInfo t = uniform(smem.tile[tile.slot]);
-      release(&smem.tile_empty[tile.slot]);
-      tile.advance();
-      if (t.m < 0) break;
-      work(t);
+      const int m = uniform(smem.tile[tile.slot].m);
+      if (m < 0) break;
+      work(m);
     }
     // The ring hands the turn on once more than it is taken: the first warpgroup collects it.
     if (group == 0) wait_turn();
@@ -588,6 +640,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   extern __shared__ char raw[];
   auto& smem = *reinterpret_cast<ForwardSmem<Tr>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   if (threadIdx.x == 0) {
+    for (const CUtensorMap* map : {&a.q, &a.k, &a.v, &a.o}) ptx::prefetch_tensor_map(map);
     constexpr int kWarps = 4 * Tr::kWarpgroups;
     for (int i = 0; i < Tr::kQueryStages; ++i)
       ptx::mbarrier_init(&smem.q_full[i], 1), ptx::mbarrier_init(&smem.q_empty[i], Tr::kWarpgroups);
@@ -605,10 +658,11 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
     ptx::fence_proxy_async();
   }
   __syncthreads();
+  ptx::wait_for_previous_kernel();
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Tr::kProducerRegisters>();
-    if (threadIdx.x == 0) ForwardProducer<Tr>{a, smem}.run();
+    if (uniform(threadIdx.x / 32) == 0 && ptx::elect_one()) ForwardProducer<Tr>{a, smem}.run();
   } else {
     ptx::setmaxnreg_inc<Tr::kConsumerRegisters>();
     ForwardConsumer<Tr>{a, smem, warpgroup - 1, int(threadIdx.x / 32 % 4), int(threadIdx.x % 32)}.run();
@@ -647,8 +701,7 @@ cudaError_t launch_forward(const ForgettingAttnParams& p, const ForgettingAttnPr
   static_assert(kBytes <= 227 * 1024);
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error) return error;
-  kernel<<<min(multiprocessors, a.total_tiles), Tr::kThreads, kBytes, stream>>>(a);
-  return cudaGetLastError();
+  return launch_early(kernel, min(multiprocessors, a.total_tiles), Tr::kThreads, kBytes, stream, a);
 }
 
 /// Defined for the pairs that forgetting_attn_fwd_sm90_*.cu instantiate.

@@ -23,6 +23,12 @@ constexpr int kBiasBlock = 64;
 constexpr float kMinLogF = -1000.f;
 constexpr double kLog2e = 1.4426950408889634;
 
+/// ln of the share of a row below which it does not matter what the single keys of far blocks weigh: a unit in the last
+/// place of float32, 2^-24, for all of them together. Such blocks are not left out, but their keys are taken to decay
+/// as the last of them does and nothing is taken to flow from them to gates, which spares the kernels the biases of
+/// single keys and the sums of dS.
+constexpr float kLogNearShare = -16.6355f;
+
 /// Where key j % 64 of a block lies in its 64 entries of `r`: the four entries that one thread of an accumulator
 /// layout needs (columns 8g + 2q, +1 of two adjacent groups g) are one 16-byte word.
 __host__ __device__ constexpr int bias_slot(int key) {
@@ -34,7 +40,7 @@ __host__ __device__ constexpr int bias_slot(int key) {
 /// to 24 bits, e the last key of j's block of 64, where the keys that matter to later rows lie, and x_n = 1 for n the
 /// number of the block modulo 4. On the side of Q stands (1, 1, 1, 0, 0, 0, 0, 0); near the diagonal row i also has -hi
 /// of b_i in the place of its own block's x, which brings what matters there near 0.
-struct alignas(16) BiasTile {
+struct alignas(128) BiasTile {
   uint4 row[2 * kBiasBlock];
   float4 end;  ///< hi, lo of the prefix at the ends of the two blocks
 };
@@ -46,9 +52,14 @@ struct ForgettingAttnPrefix {
   float2* block;        ///< (BH, key_blocks): hi, lo of the prefix before the block; NULL without gates
   BiasTile* bias;       ///< (BH, key_blocks / 2), for forward only, else NULL
   int32_t* key_begin;   ///< (BH, query_blocks): first key block that some row of the query block needs
-  int32_t* query_end;   ///< (BH, key_blocks): one past the last query block that needs the key block (0: none does)
-  int32_t* lower;       ///< (batch, query_len): first key that a row may see; NULL if always 0
   int32_t* kept;        ///< (BH): number of (query block, key block) pairs kept, for sorting
+  int32_t* query_end;   ///< (BH, key_blocks): one past the last query block that needs the key block (0: none does);
+                        ///< NULL for forward, whose tiles are of queries
+  int32_t* near_begin;  ///< (BH, query_blocks): first key block that is not far (kLogNearShare) from some row of the
+                        ///< query block; NULL: 0, since no bound of the logits is known or far blocks are pruned
+  int32_t* near_end;    ///< (BH, key_blocks): one past the last query block that the key block is not far from; NULL
+                        ///< for forward, and where near_begin is
+  int32_t* lower;       ///< (batch, query_len): first key that a row may see; NULL if always 0
   int32_t* head_order;  ///< (BH): b * query_heads + h, most kept blocks first; NULL: natural order
   int32_t* counters;    ///< (kCounters): zeroed by the scan; [0] forward's tile scheduler, [1..] backward's
   int32_t key_blocks, query_blocks;
@@ -60,7 +71,7 @@ constexpr int kCounters = 16;
 size_t layout_prefix(const ForgettingAttnParams& params, void* workspace, ForgettingAttnPrefix* prefix,
                      bool forward = false);
 
-/// Fills all of it. Returns cudaSuccess or the launch error.
+/// Fills all of it. Returns cudaSuccess or the launch error. The kernels let the next one start early: see launch.h.
 cudaError_t launch_prefix(const ForgettingAttnParams& params, const ForgettingAttnPrefix& prefix, cudaStream_t stream);
 
 /// NULL if the params are sane, else what is wrong (shapes, dtype, strides, head size).

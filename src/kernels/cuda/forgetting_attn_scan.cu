@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/forgetting_attn_prefix.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx.cuh"
 
 namespace fox::cuda {
@@ -59,25 +60,33 @@ __device__ uint64_t bad_gate_place(int batch, int time, int head) {
 /// r, bias and (in the place of the prefix before the block) the total of one block of keys of kGateHeads heads.
 __global__ void __launch_bounds__(kGateThreads) gate_blocks_kernel(const __grid_constant__ ForgettingAttnParams a,
                                                                    const __grid_constant__ ForgettingAttnPrefix out) {
+  constexpr int kWarps = kGateThreads / 32, kRows = kBiasBlock / kWarps;
   __shared__ float tile[kBiasBlock][kGateHeads + 1];
+  ptx::start_next_kernel();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int head_groups = (a.query_heads + kGateHeads - 1) / kGateHeads;
   const int n = blockIdx.x % out.key_blocks, b = blockIdx.x / out.key_blocks / head_groups;
   const int first_head = blockIdx.x / out.key_blocks % head_groups * kGateHeads;
   const int padding = a.seq_start ? int(a.seq_start[b]) : 0;  // gates of padding may hold anything
   const float* log_f = a.log_f.data + b * a.log_f.stride_b + (first_head + lane) * a.log_f.stride_h;
+  float gate[kRows];  // all on their way before one is looked at: the report below would order them otherwise
 #pragma unroll
-  for (int i = warp; i < kBiasBlock; i += kGateThreads / 32) {
-    const int64_t key = int64_t(n) * kBiasBlock + i;
+  for (int i = 0; i < kRows; ++i) {
+    const int key = n * kBiasBlock + i * kWarps + warp;
     const bool valid = key >= padding && key < a.key_len && first_head + lane < a.query_heads;
-    const float gate = usable_gate(valid ? log_f[key * a.log_f.stride_t] : 0.f);
-    if (isnan(gate) && a.bad_gate != nullptr)
-      *static_cast<volatile uint64_t*>(a.bad_gate) = bad_gate_place(b, int(key), first_head + lane);
-    tile[i][lane] = gate * float(kLog2e);
+    gate[i] = valid ? log_f[key * a.log_f.stride_t] : 0.f;
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const float usable = usable_gate(gate[i]);
+    if (isnan(usable) && a.bad_gate != nullptr)
+      *static_cast<volatile uint64_t*>(a.bad_gate) =
+          bad_gate_place(b, n * kBiasBlock + i * kWarps + warp, first_head + lane);
+    tile[i * kWarps + warp][lane] = usable * float(kLog2e);
   }
   __syncthreads();
   const float to_score = 1.f / (a.scale * float(kLog2e));
-  for (int h = warp; h < kGateHeads && first_head + h < a.query_heads; h += kGateThreads / 32) {
+  for (int h = warp; h < kGateHeads && first_head + h < a.query_heads; h += kWarps) {
     const int64_t row = int64_t(b) * a.query_heads + first_head + h;
     const float even = tile[2 * lane][h], odd = tile[2 * lane + 1][h];
     float sum = even + odd;
@@ -90,9 +99,12 @@ __global__ void __launch_bounds__(kGateThreads) gate_blocks_kernel(const __grid_
     const float2 own = {(lane ? before : 0.f) + even, sum};
     reinterpret_cast<float2*>(out.r + (row * out.key_blocks + n) * kBiasBlock)[bias_slot(2 * lane) / 2] = own;
     if (out.bias) {
-      uint4* rows = bias_tile(out, row, n).row + n % 2 * kBiasBlock + 2 * lane;
-      rows[0] = bias_row((all - own.x) * to_score, n);
-      rows[1] = bias_row((all - own.y) * to_score, n);
+      uint4* rows = bias_tile(out, row, n).row + n % 2 * kBiasBlock;
+#pragma unroll
+      for (int key = lane; key < kBiasBlock; key += 32) {  // whole lines at a time
+        const float of_even = __shfl_sync(0xffffffff, own.x, key / 2), of_odd = __shfl_sync(0xffffffff, own.y, key / 2);
+        rows[key] = bias_row((all - (key % 2 ? of_odd : of_even)) * to_score, n);
+      }
     }
     if (lane == 0) out.block[row * out.key_blocks + n] = {all, 0.f};
   }
@@ -128,7 +140,7 @@ __device__ void sum_blocks(const ForgettingAttnPrefix& out, int64_t row) {
 }
 
 /// First key block whose best pair with the query block (its last key, the first row) decays by less than `threshold`.
-__device__ int first_kept_block(const ForgettingAttnPrefix& out, int64_t row, int position, float threshold) {
+__device__ int first_block_above(const ForgettingAttnPrefix& out, int64_t row, int position, float threshold) {
   const float2* block = out.block + row * out.key_blocks;
   const int diagonal = position / kBiasBlock;
   const float r = out.r[(row * out.key_blocks + diagonal) * kBiasBlock + bias_slot(position % kBiasBlock)];
@@ -143,11 +155,28 @@ __device__ int first_kept_block(const ForgettingAttnPrefix& out, int64_t row, in
   return last;
 }
 
+/// For each key block the first query block that begins behind it, given where each query block begins.
+__device__ void find_ends(int32_t* end, const int32_t* begin, int key_blocks, int query_blocks) {
+  for (int n = threadIdx.x; n < key_blocks; n += kThreads) {
+    int first = 0, last = query_blocks;
+    while (first < last) {
+      const int middle = (first + last) / 2;
+      if (begin[middle] > n)
+        last = middle;
+      else
+        first = middle + 1;
+    }
+    end[n] = last;
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
     prefix_kernel(const __grid_constant__ ForgettingAttnParams a, const __grid_constant__ ForgettingAttnPrefix out) {
   const int b = blockIdx.x / a.query_heads, h = blockIdx.x % a.query_heads;
   const int64_t row = blockIdx.x;
   const int offset = a.key_len - a.query_len;
+  ptx::start_next_kernel();
+  ptx::wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x < kCounters) out.counters[threadIdx.x] = 0;
   if (out.r) sum_blocks(out, row);
 
@@ -159,38 +188,34 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) kept = 0;
   __syncthreads();
   const bool pruned = a.pruned && out.r;
-  const float threshold =
-      pruned ? (-2 * a.logit_bound[h] - logf(float(a.key_len)) + a.log_tolerance) * float(kLog2e) : 0.f;
+  /// Decay below which all keys of a row together weigh less than exp(log_share), whatever their logits.
+  const auto threshold = [&](float log_share) {
+    return (-2 * a.logit_bound[h] - logf(float(a.key_len)) + log_share) * float(kLog2e);
+  };
   int32_t* key_begin = out.key_begin + row * out.query_blocks;
+  int32_t* near_begin = out.near_begin ? out.near_begin + row * out.query_blocks : nullptr;
   int kept_here = 0;
   for (int g = threadIdx.x; g < out.query_blocks; g += kThreads) {
     const int position = max(0, g * kBiasBlock + offset);
     const int last = max(0, min(g * kBiasBlock + kBiasBlock - 1, a.query_len - 1) + offset) / kBiasBlock;
     int begin = lower_bound_key(a, b, position) / kBiasBlock;
-    if (pruned) begin = max(begin, first_kept_block(out, row, position, threshold));
+    if (pruned) begin = max(begin, first_block_above(out, row, position, threshold(a.log_tolerance)));
+    if (near_begin) near_begin[g] = first_block_above(out, row, position, threshold(kLogNearShare));
     key_begin[g] = min(begin, last);
     kept_here += last - key_begin[g] + 1;
   }
   atomicAdd(&kept, kept_here);
   __syncthreads();
   if (threadIdx.x == 0) out.kept[row] = kept;
-
-  for (int n = threadIdx.x; n < out.key_blocks; n += kThreads) {
-    int first = 0, last = out.query_blocks;  // the first query block that begins behind key block n
-    while (first < last) {
-      const int middle = (first + last) / 2;
-      if (key_begin[middle] > n)
-        last = middle;
-      else
-        first = middle + 1;
-    }
-    out.query_end[row * out.key_blocks + n] = last;
-  }
+  if (out.query_end) find_ends(out.query_end + row * out.key_blocks, key_begin, out.key_blocks, out.query_blocks);
+  if (out.near_end) find_ends(out.near_end + row * out.key_blocks, near_begin, out.key_blocks, out.query_blocks);
 }
 
 /// Heads by falling number of kept blocks: each thread counts the heads before its own.
 __global__ void __launch_bounds__(256) head_order_kernel(const __grid_constant__ ForgettingAttnPrefix out, int heads) {
   const int own = blockIdx.x * 256 + threadIdx.x;
+  ptx::start_next_kernel();
+  ptx::wait_for_previous_kernel();
   if (own >= heads) return;
   const int kept = out.kept[own];
   int rank = 0;
@@ -218,9 +243,13 @@ size_t layout_prefix(const ForgettingAttnParams& a, void* workspace, ForgettingA
     take(out->block, heads * out->key_blocks);
   }
   take(out->key_begin, heads * out->query_blocks);
-  take(out->query_end, heads * out->key_blocks);
-  if (a.window > 0 || a.seq_start || a.cu_seqlens) take(out->lower, size_t(a.batch) * a.query_len);
   take(out->kept, heads);
+  if (!forward) take(out->query_end, heads * out->key_blocks);
+  if (a.log_f.data && a.logit_bound && !a.pruned) {
+    take(out->near_begin, heads * out->query_blocks);
+    if (!forward) take(out->near_end, heads * out->key_blocks);
+  }
+  if (a.window > 0 || a.seq_start || a.cu_seqlens) take(out->lower, size_t(a.batch) * a.query_len);
   if (a.pruned && a.log_f.data && heads <= kMaxSortedHeads) take(out->head_order, heads);
   take(out->counters, kCounters);
   if (forward && a.log_f.data) take(out->bias, heads * out->key_blocks / 2);
@@ -229,13 +258,17 @@ size_t layout_prefix(const ForgettingAttnParams& a, void* workspace, ForgettingA
 
 cudaError_t launch_prefix(const ForgettingAttnParams& a, const ForgettingAttnPrefix& prefix, cudaStream_t stream) {
   const int heads = a.batch * a.query_heads;
+  cudaError_t error = cudaSuccess;
   if (prefix.r) {
     const int groups = a.batch * ((a.query_heads + kGateHeads - 1) / kGateHeads);
     gate_blocks_kernel<<<groups * prefix.key_blocks, kGateThreads, 0, stream>>>(a, prefix);
+    error = launch_early(prefix_kernel, heads, kThreads, 0, stream, a, prefix);
+  } else {
+    prefix_kernel<<<heads, kThreads, 0, stream>>>(a, prefix);
   }
-  prefix_kernel<<<heads, kThreads, 0, stream>>>(a, prefix);
-  if (prefix.head_order) head_order_kernel<<<(heads + 255) / 256, 256, 0, stream>>>(prefix, heads);
-  return cudaGetLastError();
+  if (!error && prefix.head_order)
+    error = launch_early(head_order_kernel, (heads + 255) / 256, 256, 0, stream, prefix, heads);
+  return error ? error : cudaGetLastError();
 }
 
 }  // namespace fox::cuda
