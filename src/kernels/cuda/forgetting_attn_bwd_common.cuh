@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/forgetting_attn_bwd.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
@@ -68,15 +69,26 @@ __device__ BackwardWork backward_work(const BackwardArgs& a) {
   return w;
 }
 
-/// End of the query tiles that need the block for one query head.
+/// End of the query tiles that some key block of the CTA's reaches, given how far each does for all heads.
 template <int kM, int kN>
-__device__ __forceinline__ int backward_m_end(const BackwardArgs& a, const BackwardWork& w, int head) {
+__device__ __forceinline__ int reached_tiles(const int32_t* reach, const BackwardArgs& a, const BackwardWork& w,
+                                             int head) {
   const int64_t row = int64_t{w.batch} * a.heads + head;
-  const int32_t* end = a.prefix.query_end + row * a.prefix.key_blocks + w.n * (kN / kBiasBlock);
+  const int32_t* end = reach + row * a.prefix.key_blocks + w.n * (kN / kBiasBlock);
   int rows = 0;
 #pragma unroll
   for (int i = 0; i < kN / kBiasBlock; ++i) rows = max(rows, end[i] * kBiasBlock);
   return max(w.m_begin, (min(rows, a.query_len) + kM - 1) / kM);
+}
+/// End of the query tiles that need the block for one query head.
+template <int kM, int kN>
+__device__ __forceinline__ int backward_m_end(const BackwardArgs& a, const BackwardWork& w, int head) {
+  return reached_tiles<kM, kN>(a.prefix.query_end, a, w, head);
+}
+/// End of the query tiles whose dS counts for dlog_f: what flows to the others is less than the last digit.
+template <int kM, int kN>
+__device__ __forceinline__ int backward_m_near(const BackwardArgs& a, const BackwardWork& w, int head) {
+  return a.prefix.near_end == nullptr ? INT_MAX : reached_tiles<kM, kN>(a.prefix.near_end, a, w, head);
 }
 
 /// First row of a head in the padded tables of per-row values.
@@ -571,7 +583,9 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   extern __shared__ __align__(1024) char raw[];
   auto& smem = *reinterpret_cast<typename Tile::Shared*>(raw);
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+  ptx::start_next_kernel();
   if (threadIdx.x == 0) {
+    for (const CUtensorMap* map : {&a.map_q, &a.map_k, &a.map_v, &a.map_do}) ptx::prefetch_tensor_map(map);
     ptx::mbarrier_init(&smem.k_full, 1);
     ptx::mbarrier_init(&smem.v_full, 1);
     for (int i = 0; i < Tile::kQueryStages; ++i) {
@@ -585,6 +599,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     ptx::fence_barrier_init();
   }
   __syncthreads();
+  ptx::wait_for_previous_kernel();
   const BackwardWork w = backward_work<Tile::kM, Tile::kN>(a);
   if (warp < 4) {
     ptx::setmaxnreg_dec<24>();
@@ -605,8 +620,7 @@ cudaError_t launch_backward_kernel(const BackwardArgs& a, cudaStream_t stream) {
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
   const int64_t blocks = int64_t{(a.key_len + Tile::kN - 1) / Tile::kN} * a.batch * a.kv_heads;
-  kernel<<<static_cast<unsigned>(blocks), kBackwardThreads, kBytes, stream>>>(a);
-  return cudaGetLastError();
+  return launch_early(kernel, static_cast<unsigned>(blocks), kBackwardThreads, kBytes, stream, a);
 }
 
 }  // namespace fox::cuda

@@ -83,6 +83,8 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
   static constexpr bool kHasGate = kGate;
   static constexpr int kM = Tile::kM, kN = Tile::kN, kD = Tile::kD, kScores = Base::kScores;
   static constexpr int kEarly = Tile::kGradientAhead ? kM / 16 : kM / 8;  // groups of 8 columns of P made under dQ
+  // Whether tiles whose dS does not count for dlog_f have a loop without its sums; up to D = 64 it gains nothing.
+  static constexpr bool kFarLoop = kGate && kD > 64;
   using Base::Base, Base::a, Base::w, Base::smem, Base::wg, Base::warp, Base::lane, Base::q, Base::q_done, Base::d_o;
   using Base::tile_shift, Base::store_dq, Base::send_dq, Base::store_key_gradient;
   using Base::wait_q, Base::wait_do, Base::wait_keys, Base::load_key_bias, Base::is_masked, Base::make_masked_p;
@@ -162,8 +164,8 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
   }
 
   /// Tile m, given what prepare() makes. With kAhead the same of tile m + 1, which needs no mask, comes out in its
-  /// place.
-  template <bool kAhead>
+  /// place; with kSums dS counts for dlog_f.
+  template <bool kAhead, bool kSums>
   __device__ __forceinline__ void step(float (&dk)[kD / 2], float (&dv)[kD / 2], uint32_t (&p)[kScores / 2],
                                        float (&dp)[kScores], int m, float (&column)[2]) {
     uint32_t ds[kScores / 2];
@@ -172,7 +174,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
     const float* delta = this->row_values(smem.delta[d_o.slot]);
     if constexpr (Tile::kGradientAhead) {
       issue_key_gradient(dv, p, smem.d_o[d_o.slot]);
-      score_gradient<T, kGate>(dp, p, ds, delta, column, group);
+      score_gradient<T, kSums>(dp, p, ds, delta, column, group);
     } else {
       float own_dp[kScores];
       wait_do(m);
@@ -180,7 +182,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
       issue_key_gradient(dv, p, smem.d_o[d_o.slot]);
       ptx::wgmma_wait<1>();
       ptx::fence_registers(own_dp);
-      score_gradient<T, kGate>(own_dp, p, ds, delta, column, group);
+      score_gradient<T, kSums>(own_dp, p, ds, delta, column, group);
     }
     store_ds(ds);
     float s[kScores];
@@ -188,7 +190,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
       wait_q(m + 1);
       issue_scores(s);
     }
-    const float residual = kGate ? transpose_sum(group, lane) : 0.f;
+    const float residual = kSums ? transpose_sum(group, lane) : 0.f;
     ptx::fence_proxy_async();
     ptx::wgmma_wait<kAhead ? 1 : 0>();  // dV
     ptx::fence_registers(dv);
@@ -249,6 +251,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
     bool have_keys = false;
     for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
       const int m_end = backward_m_end<kM, kN>(a, w, head);
+      const int m_near = kFarLoop ? backward_m_near<kM, kN>(a, w, head) : m_end;
       float column[2] = {0.f, 0.f};
       if (w.m_begin < m_end) {
         load_key_bias(head);
@@ -258,8 +261,10 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
         float dp[kScores];
         for (int m = w.m_begin; m < m_end; ++m) {
           prepare(p, dp, m, head);
-          for (; m + 1 < m_end && !is_masked(m + 1); ++m) step<true>(dk, dv, p, dp, m, column);
-          step<false>(dk, dv, p, dp, m, column);
+          for (; m + 1 < m_end && m < m_near && !is_masked(m + 1); ++m) step<true, kGate>(dk, dv, p, dp, m, column);
+          if constexpr (kFarLoop)
+            for (; m + 1 < m_end && !is_masked(m + 1); ++m) step<true, false>(dk, dv, p, dp, m, column);
+          step<false, kGate>(dk, dv, p, dp, m, column);
         }
       }
       if constexpr (kGate) {
