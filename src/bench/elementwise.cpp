@@ -28,6 +28,8 @@
 #include "ops/short_conv_schema.h"
 #include "ops/swiglu.h"
 #include "ops/swiglu_schema.h"
+#include "ops/time_step.h"
+#include "ops/time_step_schema.h"
 #include "ops/token_shift.h"
 
 namespace fox::bench {
@@ -180,6 +182,12 @@ void add_others(const Inputs& in, std::vector<Case>& cases) {
                    }});
   cases.push_back({"hgrn2_gate", "backward", {in.dstream_NC, in.dy_NC, in.x_NC, in.lower_C}, [=] {
                      return as_list(gates.call(in.dstream_NC, in.dy_NC, in.x_NC, in.lower_C));
+                   }});
+  const auto steps = ops::find_operator<ops::TimeStepBackward>("fox::time_step_backward");
+  cases.push_back(
+      {"time_step", "forward", {in.x_NC, in.weight_C}, [=] { return Tensors{ops::time_step(in.x_NC, in.weight_C)}; }});
+  cases.push_back({"time_step", "backward", {in.dstream_NC, in.x_NC, in.weight_C}, [=] {
+                     return as_list(steps.call(in.dstream_NC, in.x_NC, in.weight_C));
                    }});
   const auto of_two = ops::find_operator<ops::SwigluOfTwoBackward>("fox::swiglu_of_two_backward");
   cases.push_back(

@@ -10,6 +10,7 @@
 #include "ops/dtypes.h"
 #include "ops/mamba.h"
 #include "ops/swiglu.h"
+#include "ops/time_step.h"
 
 namespace fox::mixers {
 namespace {
@@ -37,11 +38,9 @@ at::Tensor Mamba::forward(const at::Tensor& x_BTC, const nn::Sequence& sequence,
   const auto halves = in_proj_.forward(x_BTC).chunk(2, -1);
   const auto x_BTI = conv_.forward(halves[0], sequence, memory ? &memory->conv[0] : nullptr);
   const auto parts = x_proj_.forward(x_BTI).split_with_sizes({rank_, state_size_, state_size_}, -1);
-  // Time steps and decays in float32 at least.
-  const auto type = ops::compute_type(x_BTC.scalar_type());
   const auto logits = at::linear(parts[0], ops::cast(dt_proj_.weight, x_BTC.scalar_type()));
-  const auto dt_BTI = at::softplus(ops::cast(logits, type) + ops::cast(dt_proj_.bias, type));
-  const auto a_IN = -ops::cast(a_log_IN_, type).exp();
+  const auto dt_BTI = ops::time_step(logits, dt_proj_.bias);
+  const auto a_IN = -ops::cast(a_log_IN_, dt_BTI.scalar_type()).exp();
   const auto y_BTI = run_recurrence(sequence, memory, {x_BTI, dt_BTI, a_IN, parts[1], parts[2], d_I_},
                                     [](const auto& in, ops::RecurrenceOptions options) {
                                       options.chunk_size = kChunk;

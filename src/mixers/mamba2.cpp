@@ -10,6 +10,7 @@
 #include "ops/dtypes.h"
 #include "ops/mamba2.h"
 #include "ops/swiglu.h"
+#include "ops/time_step.h"
 
 namespace fox::mixers {
 
@@ -25,10 +26,8 @@ Mamba2::Mamba2(const ModelConfig& config)
       d_H_(at::empty({config.num_heads}, at::kFloat)),
       norm_(inner_, config.norm_eps) {}
 
-// In float32 at least, like the decay that it becomes.
 at::Tensor Mamba2::time_step(const at::Tensor& logits_BTH) const {
-  const auto type = ops::compute_type(logits_BTH.scalar_type());
-  const auto dt = at::softplus(ops::cast(logits_BTH, type) + ops::cast(dt_bias_H_, type));
+  const auto dt = ops::time_step(logits_BTH, dt_bias_H_);
   const double low = config_.time_step_limit[0], high = config_.time_step_limit[1];
   const bool limited = low > 0 || high < std::numeric_limits<double>::max();
   return limited ? dt.clamp(low, high) : dt;

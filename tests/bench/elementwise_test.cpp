@@ -41,7 +41,7 @@ TEST(ElementwiseBench, EveryOperatorInEveryDirectionAtEverySize) {
   });
   for (const char* op : {"rms_norm", "rms_norm per head", "add_rms_norm", "gated_rms_norm", "token_shift",
                          "attn_input norm", "attn_input shift norm", "attn_input shift norm rotary", "short_conv",
-                         "short_conv by ATen", "hgrn2_gate", "swiglu of two", "swiglu"}) {
+                         "short_conv by ATen", "hgrn2_gate", "time_step", "swiglu of two", "swiglu"}) {
     for (const char* direction : {" forward", " backward"}) {
       for (const char* rows : {" 32", " 48"}) EXPECT_TRUE(seen.contains(op + std::string(direction) + rows)) << op;
     }

@@ -152,6 +152,11 @@ def naive_hgrn2_gate(logits, lower=None):
     return torch.log(low + (1 - low) * opened), ((1 - low) * closed).to(logits.dtype)
 
 
+def naive_time_step(logits, bias):
+    x = high(logits) + Shared.apply(high(bias), logits.shape)
+    return torch.clamp_min(x, 0) + torch.log1p(torch.exp(-x.abs()))
+
+
 def naive_cross_entropy(x, w, labels):
     logits = high((x @ w.T).to(x.dtype))
     high_most = logits.detach().amax(1, keepdim=True)
@@ -265,6 +270,7 @@ def cases():
         yield f"log_sigmoid_gate {shape}", fox.log_sigmoid_gate, naive_gate, [torch.randn(shape) * 4, torch.randn(shape[-1])]
     for shape in [(2, 65, 24), (1, 1, 4), (1, 300, 132), (5, 7, 33)]:
         logits = strided(*shape) * 3
+        yield f"time_step {shape}", fox.time_step, naive_time_step, [logits, torch.randn(shape[-1])]
         yield f"hgrn2_gate {shape}", fox.hgrn2_gate, naive_hgrn2_gate, [logits]
         yield f"hgrn2_gate {shape}, lower bound", fox.hgrn2_gate, naive_hgrn2_gate, [logits, torch.rand(shape[-1]) * 0.95]
     for N, C, V in [(50, 64, 1000), (300, 96, 1025), (17, 32, 50257)]:
