@@ -1,12 +1,13 @@
 #include "dist/guard.h"
 
 #include <exception>
+#include <future>
 #include <utility>
 
 namespace fox::dist {
 
-Guard::Guard(std::shared_ptr<Liveness> liveness, std::chrono::milliseconds patience, std::function<void()> give_up)
-    : liveness_(std::move(liveness)), patience_(patience), give_up_(std::move(give_up)), thread_([this] { run(); }) {}
+Guard::Guard(std::shared_ptr<Liveness> liveness, std::chrono::milliseconds patience)
+    : liveness_(std::move(liveness)), patience_(patience), thread_([this] { run(); }) {}
 
 Guard::~Guard() {
   {
@@ -15,6 +16,12 @@ Guard::~Guard() {
   }
   stopping_changed_.notify_all();
   thread_.join();
+}
+
+void Guard::add(std::function<void()> give_up) {
+  const std::lock_guard lock(mutex_);
+  if (fault_) throw Error(*fault_);
+  give_up_.push_back(std::move(give_up));
 }
 
 void Guard::check() const {
@@ -33,16 +40,25 @@ void Guard::run() {
     do {
       if (!wait()) return;
     } while (!liveness_->sees_fault());
-    const Error fault = liveness_->diagnose("NCCL waits for it");
+  } catch (const std::exception&) {
+    // The store is gone, with the process that kept it: diagnose() says so.
+  }
+  const Error fault = liveness_->diagnose("NCCL waits for it");
+  std::vector<std::function<void()>> give_up;
+  {
     const std::lock_guard lock(mutex_);
     fault_ = fault;
-  } catch (const std::exception&) {
-    return;  // the store is gone, with the process that kept it, and torchrun ends the others
+    give_up.swap(give_up_);
   }
-  try {
-    give_up_();
-  } catch (const std::exception&) {
-    // What could not be ended ends with the process; whoever gets to check() has the reason.
+  // Side by side: what a group has on its way may stand behind another's on the GPU.
+  std::vector<std::future<void>> ends;
+  for (auto& group : give_up) ends.push_back(std::async(std::launch::async, std::move(group)));
+  for (auto& end : ends) {
+    try {
+      end.get();
+    } catch (const std::exception&) {
+      // What could not be ended ends with the process; whoever gets to check() has the reason.
+    }
   }
 }
 

@@ -91,7 +91,7 @@ struct ProcessGroup::State {
   int rank = 0;
   std::vector<int> world_ranks;
   BackendPointer backend;
-  std::shared_ptr<Guard> guard;  ///< of NCCL: Gloo's waits throw by themselves
+  std::shared_ptr<Guard> guard;  ///< of all groups of NCCL: Gloo's waits throw by themselves
   // How many of each there have been: every rank counts alike, so the numbers tell one from the next.
   int exchanges = 0, texts = 0, alone = 0, splits = 0;
   bool failed = false;
@@ -106,9 +106,11 @@ struct ProcessGroup::State {
     } catch (const std::exception& error) {
       throw liveness->diagnose(error.what());
     }
-    guard.reset();  // in a copy: the other group's
     if (device.is_cpu()) return;
-    guard = std::make_shared<Guard>(liveness, kPatience, [backend = backend] { backend->abort(); });
+    if (!guard) guard = std::make_shared<Guard>(liveness, kPatience);
+    guard->add([group = c10::weak_intrusive_ptr<c10d::Backend>(backend)] {
+      if (const auto alive = group.lock()) alive->abort();
+    });
   }
   void check() {
     if (guard) guard->check();

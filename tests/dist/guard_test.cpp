@@ -40,7 +40,8 @@ TEST(Guard, NamesTheRankThatEnded) {
   ranks.second.reset();
   ranks.store->set("sign/1", std::string("7 3"));  // the last that a process wrote before it was killed
   std::atomic<int> given_up{0};
-  const Guard guard(ranks.first, kPatience, [&] { ++given_up; });
+  Guard guard(ranks.first, kPatience);
+  guard.add([&] { ++given_up; });
   EXPECT_EQ(fault_of(guard, given_up, kLong), "rank 1 of 2 has ended or stands still: no sign of life for 10 s");
   EXPECT_EQ(given_up, 1);
 }
@@ -49,7 +50,8 @@ TEST(Guard, NamesTheRankThatHangsAfterTheTimeout) {
   Ranks ranks(milliseconds(1500));
   ranks.first->entered();
   std::atomic<int> given_up{0};
-  const Guard guard(ranks.first, kPatience, [&] { ++given_up; });
+  Guard guard(ranks.first, kPatience);
+  guard.add([&] { ++given_up; });
   const std::string fault = fault_of(guard, given_up, kLong);
   EXPECT_EQ(fault, "rank 1 of 2 hangs: others wait for it in exchange 1, it has not come beyond 0 within 1.5 s");
 }
@@ -58,11 +60,45 @@ TEST(Guard, TellsWhatARankReportedAlsoWhenItCannotBeGivenUp) {
   Ranks ranks(kLong);
   ranks.second->report("rank 1 of 2 stopped: the disk is full");
   std::atomic<int> given_up{0};
-  const Guard guard(ranks.first, kPatience, [&] {
+  Guard guard(ranks.first, kPatience);
+  guard.add([&] {
     ++given_up;
     throw std::runtime_error("no");
   });
   EXPECT_EQ(fault_of(guard, given_up, kLong), "rank 1 of 2 stopped: the disk is full");
+}
+
+// A group's exchanges may stand behind another's, so none is given up after the other.
+TEST(Guard, GivesUpAllGroupsSideBySide) {
+  Ranks ranks(kLong);
+  std::atomic<int> begun{0}, given_up{0};
+  Guard guard(ranks.first, kPatience);
+  for (int group = 0; group < 2; ++group) {
+    guard.add([&] {
+      for (++begun; begun < 2;) std::this_thread::sleep_for(milliseconds(1));
+      ++given_up;
+    });
+  }
+  ranks.second->report("rank 1 of 2 stopped: the disk is full");
+  EXPECT_EQ(fault_of(guard, given_up, kLong), "rank 1 of 2 stopped: the disk is full");
+  EXPECT_THROW(guard.add([] {}), Error);  // a group that comes too late
+}
+
+TEST(Guard, TellsThatTheStoreIsGone) {
+  struct Store : c10d::HashStore {
+    std::atomic<bool> gone{false};
+    bool check(const std::vector<std::string>& keys) override {
+      if (gone) throw std::runtime_error("connection reset");
+      return c10d::HashStore::check(keys);
+    }
+  };
+  const auto store = c10::make_intrusive<Store>();
+  std::atomic<int> given_up{0};
+  Guard guard(std::make_shared<Liveness>(store, 1, 2, kLong, false), kPatience);
+  guard.add([&] { ++given_up; });
+  store->gone = true;
+  EXPECT_EQ(fault_of(guard, given_up, kLong),
+            "the store of 2 ranks is gone: rank 0 or torchrun, which kept it, has ended");
 }
 
 TEST(Guard, LeavesAloneRanksThatAreBusyWithoutAnExchange) {
@@ -70,7 +106,8 @@ TEST(Guard, LeavesAloneRanksThatAreBusyWithoutAnExchange) {
   for (Liveness* rank : {ranks.first.get(), ranks.second.get()}) rank->entered();
   std::this_thread::sleep_for(milliseconds(700));  // until the next signs say so
   std::atomic<int> given_up{0};
-  const Guard guard(ranks.first, kPatience, [&] { ++given_up; });
+  Guard guard(ranks.first, kPatience);
+  guard.add([&] { ++given_up; });
   EXPECT_EQ(fault_of(guard, given_up, milliseconds(2500)), "");
   EXPECT_EQ(given_up, 0);
 }
