@@ -18,6 +18,14 @@ void check_hgrn2_gate(const at::Tensor& logits, const OptionalTensor& lower) {
   check_device(kOp, "lower", *lower, "logits", logits);
 }
 
+void check_hgrn2_gate_backward(const at::Tensor& dlog_g, const at::Tensor& dk, const at::Tensor& logits,
+                               const OptionalTensor& lower) {
+  check_hgrn2_gate(logits, lower);
+  for (const auto& [name, gradient] : {std::pair{"dlog_g", &dlog_g}, {"dk", &dk}}) {
+    check_shape("hgrn2_gate_backward", name, *gradient, logits.sizes(), "that of logits");
+  }
+}
+
 /// The tensors in the dtype and layout that the kernel reads; it must outlive the kernel's parameters.
 struct Hgrn2GateInputs {
   Rows logits;
@@ -56,10 +64,7 @@ Hgrn2GateResults hgrn2_gate_forward_cpu(const at::Tensor& logits, const Optional
 
 Hgrn2GateGradients hgrn2_gate_backward_meta(const at::Tensor& dlog_g, const at::Tensor& dk, const at::Tensor& logits,
                                             const OptionalTensor& lower) {
-  check_hgrn2_gate(logits, lower);
-  for (const auto& [name, gradient] : {std::pair{"dlog_g", &dlog_g}, {"dk", &dk}}) {
-    check_shape("hgrn2_gate_backward", name, *gradient, logits.sizes(), "that of logits");
-  }
+  check_hgrn2_gate_backward(dlog_g, dk, logits, lower);
   return {at::empty(logits.sizes(), logits.options()),
           lower ? at::empty(lower->sizes(), lower->options()) : at::Tensor()};
 }
@@ -68,7 +73,7 @@ Hgrn2GateGradients hgrn2_gate_backward_meta(const at::Tensor& dlog_g, const at::
 // g is s, which cancels: it may be 0.
 Hgrn2GateGradients hgrn2_gate_backward_cpu(const at::Tensor& dlog_g, const at::Tensor& dk, const at::Tensor& logits,
                                            const OptionalTensor& lower) {
-  check_hgrn2_gate(logits, lower);
+  check_hgrn2_gate_backward(dlog_g, dk, logits, lower);
   const Hgrn2GateInputs in(logits, lower);
   const auto type = in.logits.tensor.scalar_type();
   const auto dlog = cast(dlog_g, type).contiguous(), d_k = cast(dk, type).contiguous();

@@ -21,8 +21,14 @@ void check_short_conv(const at::Tensor& x, const at::Tensor& weight, const Optio
   check_shape(kOp, "weight", weight, {weight.size(0), x.size(2)}, "(K, C)");
   check_device(kOp, "weight", weight, "x", x);
   if (weight.size(0) == 0) throw Error("short_conv: weight has no taps", "K is at least 1");
-  if (bias) check_shape(kOp, "bias", *bias, {x.size(2)}, "(C,)");
-  if (before) check_shape(kOp, "before", *before, {x.size(0), weight.size(0) - 1, x.size(2)}, "(B, K - 1, C)");
+  const auto check_option = [&](const char* name, const OptionalTensor& t, at::IntArrayRef shape, const char* layout) {
+    if (!t) return;
+    check_floating(kOp, name, *t);
+    check_shape(kOp, name, *t, shape, layout);
+    check_device(kOp, name, *t, "x", x);
+  };
+  check_option("bias", bias, {x.size(2)}, "(C,)");
+  check_option("before", before, {x.size(0), weight.size(0) - 1, x.size(2)}, "(B, K - 1, C)");
   if (!cu_seqlens) return;
   check_cu_seqlens(kOp, *cu_seqlens, x.size(0), x.size(1));
   if (before) throw Error("short_conv: before and cu_seqlens exclude each other", "packed documents begin with 0");

@@ -1,5 +1,6 @@
 #include "ops/hgrn2_gate.h"
 
+#include "ops/hgrn2_gate_schema.h"
 #include "support/op_check.h"
 
 namespace fox::test {
@@ -70,6 +71,8 @@ TEST(Hgrn2Gate, IsAnOperator) {
   }
   expect_error([&] { ops::hgrn2_gate(logits, at::rand({3})); }, {"hgrn2_gate", "lower", "(C,)"});
   expect_error([] { ops::hgrn2_gate(at::ones({2, 4}, at::kLong)); }, {"logits", "Long"});
+  const auto backward = ops::find_operator<ops::Hgrn2GateBackward>("fox::hgrn2_gate_backward");
+  expect_error([&] { backward.call(logits, at::rand({2, 3}), logits, lower); }, {"hgrn2_gate_backward", "dk"});
 }
 
 }  // namespace

@@ -78,6 +78,7 @@ TEST(ShortConv, RefusesWhatDoesNotFit) {
   expect_error([&] { ops::short_conv(x, at::randn({4, 2})); }, {"short_conv", "weight"});
   expect_error([&] { ops::short_conv(x, at::randn({0, 3})); }, {"no taps", "at least 1"});
   expect_error([&] { ops::short_conv(x, w, at::randn({4})); }, {"bias"});
+  expect_error([&] { ops::short_conv(x, w, at::ones({3}, at::kLong)); }, {"bias", "Long"});
   expect_error([&] { ops::short_conv(x, w, {}, at::randn({2, 4, 3})); }, {"before"});
   expect_error(
       [&] {
