@@ -229,8 +229,7 @@ __device__ __forceinline__ void load_piece(uint32_t from, uint4& w) {
 
 // What steps read is on its way through shared memory two steps before: registers hold what is computed with alone. Of
 // tokens a thread reads what it has copied itself, so there is no barrier; angles, which threads of a warp share, take
-// a
-// __syncwarp. A slot is a step; steps go in pairs, and the slots of the next pair are those of the one before.
+// a __syncwarp. A slot is a step; steps go in pairs, and the slots of the next pair are those of the one before.
 constexpr int kAhead = 2, kSlots = 4;
 __device__ __forceinline__ void commit_step() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_step() {
