@@ -1,11 +1,10 @@
-// HGRN2's gate, one pass over memory each way. Backward, a task has some channels of all rows, so that the sums for the
-// lower bound come in one order whatever the number of threads.
+// HGRN2's gate, one pass over memory each way.
 #include "kernels/cpu/hgrn2_gate.h"
 
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/channel_sums.h"
 #include "kernels/cpu/simd.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -68,13 +67,10 @@ void backward_rows(const Hgrn2GateParams<T>& p, const T* dlog_g, const T* dk, T*
 template <class T>
 void backward_channels(const Hgrn2GateParams<T>& p, const T* dlog_g, const T* dk, T* dlogits, T* dlower, int64_t begin,
                        int64_t end) {
-  constexpr int64_t kRows = 128;  // whose sums are added up before they join the others: fewer roundings
-  std::vector<T> total(end - begin), sums(end - begin);
-  for (int64_t first = 0; first < p.rows; first += kRows) {
-    std::fill(sums.begin(), sums.end(), T(0));
-    backward_rows(p, dlog_g, dk, dlogits, first, std::min(first + kRows, p.rows), begin, end, sums.data());
-    for (size_t i = 0; i < total.size(); ++i) total[i] += sums[i];
-  }
+  std::vector<T> total(end - begin);
+  add_up_rows(p.rows, total, [&](int64_t first, int64_t last, T* sums) {
+    backward_rows(p, dlog_g, dk, dlogits, first, last, begin, end, sums);
+  });
   if (dlower != nullptr) std::copy(total.begin(), total.end(), dlower + begin);
 }
 
@@ -105,11 +101,6 @@ HWY_EXPORT(forward_f64);
 HWY_EXPORT(backward_f32);
 HWY_EXPORT(backward_f64);
 
-constexpr int64_t kBlock = 64;  // channels of a task of the backward pass
-
-// Below about 16k elements a thread the fork costs more than it saves.
-int64_t grain(int64_t elements) { return 16384 / (elements + 1) + 1; }
-
 void forward_piece(const Hgrn2GateParams<float>& p, float* log_g, float* k, int64_t b, int64_t e) {
   HWY_DYNAMIC_DISPATCH(forward_f32)(p, log_g, k, b, e);
 }
@@ -129,18 +120,14 @@ void backward_piece(const Hgrn2GateParams<double>& p, const double* dlog_g, cons
 
 template <class T>
 void hgrn2_gate(const Hgrn2GateParams<T>& p, T* log_g, T* k) {
-  parallel_pieces(p.rows, grain(p.channels),
+  parallel_pieces(p.rows, pass_grain(p.channels),
                   [&](int64_t begin, int64_t end, int64_t) { forward_piece(p, log_g, k, begin, end); });
 }
 
 template <class T>
 void hgrn2_gate_backward(const Hgrn2GateParams<T>& p, const T* dlog_g, const T* dk, T* dlogits, T* dlower) {
-  const int64_t blocks = (p.channels + kBlock - 1) / kBlock;
-  parallel_pieces(blocks, grain(kBlock * p.rows), [&](int64_t first, int64_t last, int64_t) {
-    for (int64_t begin = first * kBlock; begin < std::min(last * kBlock, p.channels); begin += kBlock) {
-      backward_piece(p, dlog_g, dk, dlogits, dlower, begin, std::min(begin + kBlock, p.channels));
-    }
-  });
+  parallel_channels(p.rows, p.channels,
+                    [&](int64_t begin, int64_t end) { backward_piece(p, dlog_g, dk, dlogits, dlower, begin, end); });
 }
 
 template void hgrn2_gate(const Hgrn2GateParams<float>&, float*, float*);

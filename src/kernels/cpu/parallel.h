@@ -13,6 +13,10 @@ inline int64_t num_pieces(int64_t n, int64_t grain) {
   return std::clamp<int64_t>(n / std::max<int64_t>(grain, 1), 1, omp_get_max_threads());
 }
 
+/// The grain of a pass over memory with so many elements an item: below about 16k elements a thread the fork costs more
+/// than it saves.
+inline int64_t pass_grain(int64_t elements) { return 16384 / (elements + 1) + 1; }
+
 /// Runs body(begin, end, piece) on equal contiguous pieces of [0, n), one a thread. The cut depends on n, grain and the
 /// number of threads alone, so that sums by piece come out the same bits in every run.
 template <class Body>

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/channel_sums.h"
 #include "kernels/cpu/simd.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -92,15 +92,12 @@ void backward_tokens(const ShortConvParams<T>& p, const T* dy, const ShortConvGr
 template <class T>
 void backward_channels(const ShortConvParams<T>& p, const T* dy, const ShortConvGradients<T>& grads, int64_t begin,
                        int64_t end) {
-  constexpr int64_t kTokens = 128;  // whose sums are added up before they join the others: fewer roundings
-  const int64_t width = end - begin, rows = p.taps + 1;
-  std::vector<T> total(rows * width), sums(rows * width);
+  const int64_t width = end - begin;
+  std::vector<T> total((p.taps + 1) * width);
   for (int64_t b = 0; b < p.batch; ++b) {
-    for (int64_t t = 0; t < p.time; t += kTokens) {
-      std::fill(sums.begin(), sums.end(), T(0));
-      backward_tokens(p, dy, grads, b, t, std::min(kTokens, p.time - t), begin, end, sums.data());
-      for (size_t i = 0; i < total.size(); ++i) total[i] += sums[i];
-    }
+    add_up_rows(p.time, total, [&](int64_t first, int64_t last, T* sums) {
+      backward_tokens(p, dy, grads, b, first, last - first, begin, end, sums);
+    });
   }
   for (int64_t tap = 0; tap < p.taps; ++tap) {
     std::copy_n(&total[tap * width], width, grads.weight + tap * p.channels + begin);
@@ -131,11 +128,6 @@ HWY_EXPORT(forward_f64);
 HWY_EXPORT(backward_f32);
 HWY_EXPORT(backward_f64);
 
-constexpr int64_t kBlock = 64;  // channels of a task of the backward pass
-
-// Below about 16k elements a thread the fork costs more than it saves.
-int64_t grain(int64_t elements) { return 16384 / (elements + 1) + 1; }
-
 void forward_piece(const ShortConvParams<float>& p, float* y, int64_t b, int64_t e) {
   HWY_DYNAMIC_DISPATCH(forward_f32)(p, y, b, e);
 }
@@ -155,19 +147,15 @@ void backward_piece(const ShortConvParams<double>& p, const double* dy, const Sh
 
 template <class T>
 void short_conv(const ShortConvParams<T>& p, T* y) {
-  parallel_pieces(p.batch * p.time, grain(p.channels),
+  parallel_pieces(p.batch * p.time, pass_grain(p.channels),
                   [&](int64_t begin, int64_t end, int64_t) { forward_piece(p, y, begin, end); });
 }
 
 template <class T>
 void short_conv_backward(const ShortConvParams<T>& p, const T* dy, const ShortConvGradients<T>& gradients) {
   if (gradients.before != nullptr) std::fill_n(gradients.before, p.batch * (p.taps - 1) * p.channels, T(0));
-  const int64_t blocks = (p.channels + kBlock - 1) / kBlock;
-  parallel_pieces(blocks, grain(kBlock * p.batch * p.time), [&](int64_t first, int64_t last, int64_t) {
-    for (int64_t begin = first * kBlock; begin < std::min(last * kBlock, p.channels); begin += kBlock) {
-      backward_piece(p, dy, gradients, begin, std::min(begin + kBlock, p.channels));
-    }
-  });
+  parallel_channels(p.batch * p.time, p.channels,
+                    [&](int64_t begin, int64_t end) { backward_piece(p, dy, gradients, begin, end); });
 }
 
 template void short_conv(const ShortConvParams<float>&, float*);

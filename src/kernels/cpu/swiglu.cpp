@@ -71,9 +71,6 @@ HWY_EXPORT(forward_f64);
 HWY_EXPORT(backward_f32);
 HWY_EXPORT(backward_f64);
 
-// Below about 16k elements a thread the fork costs more than it saves.
-int64_t row_grain(int64_t width) { return 16384 / (width + 1) + 1; }
-
 void forward_piece(const SwigluParams<float>& p, float* out, int64_t b, int64_t e) {
   HWY_DYNAMIC_DISPATCH(forward_f32)(p, out, b, e);
 }
@@ -93,13 +90,13 @@ void backward_piece(const SwigluParams<double>& p, const double* dout, const Swi
 
 template <class T>
 void swiglu(const SwigluParams<T>& p, T* out) {
-  parallel_pieces(p.rows, row_grain(p.width),
+  parallel_pieces(p.rows, pass_grain(p.width),
                   [&](int64_t begin, int64_t end, int64_t) { forward_piece(p, out, begin, end); });
 }
 
 template <class T>
 void swiglu_backward(const SwigluParams<T>& p, const T* dout, const SwigluGradients<T>& gradients) {
-  parallel_pieces(p.rows, row_grain(p.width),
+  parallel_pieces(p.rows, pass_grain(p.width),
                   [&](int64_t begin, int64_t end, int64_t) { backward_piece(p, dout, gradients, begin, end); });
 }
 

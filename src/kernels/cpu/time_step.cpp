@@ -1,11 +1,10 @@
-// Time steps, one pass over memory each way. Backward, a task has some channels of all rows, so that the sums for the
-// bias come in one order whatever the number of threads.
+// Time steps, one pass over memory each way.
 #include "kernels/cpu/time_step.h"
 
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/channel_sums.h"
 #include "kernels/cpu/simd.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -47,13 +46,10 @@ void backward_rows(const TimeStepParams<T>& p, const T* ddt, T* dlogits, int64_t
 
 template <class T>
 void backward_channels(const TimeStepParams<T>& p, const T* ddt, T* dlogits, T* dbias, int64_t begin, int64_t end) {
-  constexpr int64_t kRows = 128;  // whose sums are added up before they join the others: fewer roundings
-  std::vector<T> total(end - begin), sums(end - begin);
-  for (int64_t first = 0; first < p.rows; first += kRows) {
-    std::fill(sums.begin(), sums.end(), T(0));
-    backward_rows(p, ddt, dlogits, first, std::min(first + kRows, p.rows), begin, end, sums.data());
-    for (size_t i = 0; i < total.size(); ++i) total[i] += sums[i];
-  }
+  std::vector<T> total(end - begin);
+  add_up_rows(p.rows, total, [&](int64_t first, int64_t last, T* sums) {
+    backward_rows(p, ddt, dlogits, first, last, begin, end, sums);
+  });
   std::copy(total.begin(), total.end(), dbias + begin);
 }
 
@@ -80,11 +76,6 @@ HWY_EXPORT(forward_f64);
 HWY_EXPORT(backward_f32);
 HWY_EXPORT(backward_f64);
 
-constexpr int64_t kBlock = 64;  // channels of a task of the backward pass
-
-// Below about 16k elements a thread the fork costs more than it saves.
-int64_t grain(int64_t elements) { return 16384 / (elements + 1) + 1; }
-
 void forward_piece(const TimeStepParams<float>& p, float* dt, int64_t b, int64_t e) {
   HWY_DYNAMIC_DISPATCH(forward_f32)(p, dt, b, e);
 }
@@ -104,18 +95,14 @@ void backward_piece(const TimeStepParams<double>& p, const double* ddt, double* 
 
 template <class T>
 void time_step(const TimeStepParams<T>& p, T* dt) {
-  parallel_pieces(p.rows, grain(p.channels),
+  parallel_pieces(p.rows, pass_grain(p.channels),
                   [&](int64_t begin, int64_t end, int64_t) { forward_piece(p, dt, begin, end); });
 }
 
 template <class T>
 void time_step_backward(const TimeStepParams<T>& p, const T* ddt, T* dlogits, T* dbias) {
-  const int64_t blocks = (p.channels + kBlock - 1) / kBlock;
-  parallel_pieces(blocks, grain(kBlock * p.rows), [&](int64_t first, int64_t last, int64_t) {
-    for (int64_t begin = first * kBlock; begin < std::min(last * kBlock, p.channels); begin += kBlock) {
-      backward_piece(p, ddt, dlogits, dbias, begin, std::min(begin + kBlock, p.channels));
-    }
-  });
+  parallel_channels(p.rows, p.channels,
+                    [&](int64_t begin, int64_t end) { backward_piece(p, ddt, dlogits, dbias, begin, end); });
 }
 
 template void time_step(const TimeStepParams<float>&, float*);
