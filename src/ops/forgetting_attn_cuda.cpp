@@ -2,6 +2,7 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <limits>
 
 #include "kernels/cuda/forgetting_attn.h"
 #include "ops/cuda_common.h"
@@ -82,7 +83,9 @@ struct Call {
     }
     // Also without pruning: a small bound spares the forward kernel its running maximum.
     if (options.logit_bound) logit_bound = options.logit_bound->to(q.device(), at::kFloat).contiguous();
-    if (options.log_pruning_tolerance && log_f) {
+    // A tolerance of 0 prunes nothing: the call without one, bit for bit.
+    constexpr double kNothing = -std::numeric_limits<double>::infinity();
+    if (log_f && options.log_pruning_tolerance.value_or(kNothing) > kNothing) {
       if (!logit_bound.defined()) logit_bound = measured_bound(q, k, scale);
       p.pruned = 1;
       p.log_tolerance = static_cast<float>(*options.log_pruning_tolerance);

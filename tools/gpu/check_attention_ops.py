@@ -8,6 +8,7 @@ usage: tools/gpu/check_attention_ops.py BUILD [--out FILE.json]     BUILD holds 
 import argparse
 import ctypes
 import json
+import math
 import os
 import subprocess
 import sys
@@ -79,6 +80,16 @@ def refusals(build):
          subprocess.run([sys.executable, "-c", script, build], env={**os.environ, "FOX_SYNCHRONOUS": "1"}).returncode == 0)
 
 
+def pruning_of_nothing():
+    q, k, v = (torch.randn(2, 3000, 3, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    f = F.logsigmoid(torch.randn(2, 3000, 3, device="cuda") + 4)
+    for bound in (None, torch.full((3,), 20.0, device="cuda")):
+        dense, pruned = (torch.ops.fox.forgetting_attn(q, k, v, f, logit_bound=bound, log_pruning_tolerance=tolerance)
+                         for tolerance in (None, -math.inf))
+        case(f"a tolerance of 0 is the dense call bit for bit, bound {'given' if bound is not None else 'not given'}",
+             torch.equal(dense[0], pruned[0]) and torch.equal(dense[1], pruned[1]))
+
+
 def decoding():
     fox = torch.ops.fox
     for lengths, Tq, H, Hk, D, window in [([300, 1, 64, 1025, 0], 1, 4, 4, 64, None), ([130, 2000], 3, 8, 2, 128, None),
@@ -124,7 +135,7 @@ def main():
     build = os.path.abspath(arguments.build)
     load(build)
     torch.manual_seed(0)
-    for part in (float32, lambda: refusals(build), decoding):
+    for part in (float32, lambda: refusals(build), pruning_of_nothing, decoding):
         try:
             part()
         except Exception as error:  # the rest still runs
