@@ -258,6 +258,7 @@ void Run::look_at_gates() {
   if (config_.model.kind() != "forgetting_transformer" || corpora_.valid->num_tokens() < config_.data.context) return;
   const auto gates =
       eval::analyse_gates(model_, *corpora_.valid, tokenizer_, {.length = config_.data.context, .windows = 1});
+  ranks_.check();
   if (log_ && gates.has_gates) log_->write_gates(trainer_.state(), gates);
 }
 
@@ -269,6 +270,7 @@ void Run::write_sample() {
   options.sampling.seed = config_.train.seed;
   const std::string& prompt = config_.eval.sample_prompt;
   const auto sample = infer::generate(model_, tokenizer_, prompt, options);
+  ranks_.check();
   if (sample.reason != infer::FinishReason::kCancelled && log_)
     log_->write_sample(trainer_.state(), prompt + sample.text);
 }
