@@ -171,15 +171,16 @@ void Liveness::wait_for(c10d::Store& store, const std::string& key, int rank) {
   auto seen_at = Clock::now();
   std::string cause;
   try {
+    bool over = false;  // whoever has ended may have answered before: then one look more finds it
     while (!store.check({key})) {
-      if (!reported().empty()) throw std::runtime_error("while waiting for it");
+      if (over) throw std::runtime_error("while waiting for it");
       const Sign sign = sign_of(rank);
       if (sign.beats != seen.beats) {
         seen = sign;
         seen_at = Clock::now();
       }
-      if (sign.beats == kLeft || Clock::now() - seen_at > timeout_) throw std::runtime_error("while waiting for it");
-      std::this_thread::sleep_for(kBeat / 5);
+      over = !reported().empty() || sign.beats == kLeft || Clock::now() - seen_at > timeout_;
+      if (!over) std::this_thread::sleep_for(kBeat / 5);
     }
     return;
   } catch (const std::exception& error) {

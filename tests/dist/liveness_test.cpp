@@ -37,5 +37,24 @@ TEST(Liveness, SeesWhatARankHasReported) {
   EXPECT_STREQ(first.diagnose("NCCL waited").what(), "rank 1 of 2 stopped: the disk is full");
 }
 
+/// A rank answers, and reports that it stops, between two looks of the one that waits for it.
+class AnswersBetweenLooks : public c10d::HashStore {
+ public:
+  bool check(const std::vector<std::string>& keys) override {
+    const bool found = HashStore::check(keys);
+    if (keys.front() != "answer" || found) return found;
+    HashStore::set("answer", {'y'});
+    HashStore::set("reason", {'n', 'o'});
+    return false;
+  }
+};
+
+TEST(Liveness, TakesAnAnswerThatWasGivenBeforeItsRankStopped) {
+  const auto store = c10::make_intrusive<AnswersBetweenLooks>();
+  Liveness first(store, 0, 2, kTimeout, false), second(store, 1, 2, kTimeout, false);
+  EXPECT_NO_THROW(first.wait_for(*store, "answer", 1));
+  EXPECT_THROW(first.wait_for(*store, "another answer", 1), Error);
+}
+
 }  // namespace
 }  // namespace fox::dist
