@@ -104,7 +104,9 @@ TEST(Guard, TellsThatTheStoreIsGone) {
 TEST(Guard, LeavesAloneRanksThatAreBusyWithoutAnExchange) {
   Ranks ranks(milliseconds(500));
   for (Liveness* rank : {ranks.first.get(), ranks.second.get()}) rank->entered();
-  std::this_thread::sleep_for(milliseconds(700));  // until the next signs say so
+  for (const char* sign : {"sign/0", "sign/1"}) {  // say so half a second later, or when the machine has time for it
+    while (!ranks.store->get_to_str(sign).ends_with(" 1")) std::this_thread::sleep_for(milliseconds(10));
+  }
   std::atomic<int> given_up{0};
   Guard guard(ranks.first, kPatience);
   guard.add([&] { ++given_up; });
