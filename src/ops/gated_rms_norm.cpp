@@ -11,8 +11,6 @@
 namespace fox::ops {
 namespace {
 
-/// dx, dgate, dweight.
-using GatedRmsNormGradients = GatedRmsNormGradients;
 using GatedRmsNormForward = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, int64_t, bool);
 using GatedRmsNormBackward = GatedRmsNormGradients(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                                    const at::Tensor&, double, int64_t, bool);
