@@ -2,10 +2,11 @@
 
 // Forward pass of forgetting attention on SM90 (Hopper): TMA, WGMMA, warp specialisation, a persistent scheduler.
 //
-// Warpgroup 0 is the producer: one thread takes tiles from a counter and fills rings of K, V and bias stages. The other
-// warpgroups each own 64 query rows of the tile and go over its key blocks from right to left. In each step a warpgroup
-// issues S_n = Q K_n^T and O += P_{n+1} V_{n+1} together and computes the softmax of S_n while the second runs; a ring
-// of named barriers lets one warpgroup at a time issue, so one's softmax overlaps another's products.
+// Warpgroup 0 is the producer: one thread takes tiles from a counter and fills rings of K, V and bias stages; a warp
+// for each of the other warpgroups works out what the rows of the next tile bring to the bias. Those warpgroups own 64
+// query rows of the tile each and go over its key blocks from right to left. In each step a warpgroup issues S_n = Q
+// K_n^T and O += P_{n+1} V_{n+1} together and computes the softmax of S_n while the second runs; a ring of named
+// barriers lets one warpgroup at a time issue, so one's softmax overlaps another's products.
 //
 // The bias comes in through the tensor cores: one more k16 step of Q K^T adds bias_j, the fall of c from key j to the
 // end e of its block of 64 in units of q·k (BiasTile). A logit in log2 units is then t_ij = s_ij * scale * log2e + (c_i
@@ -52,7 +53,6 @@ struct ForwardTraits : ForwardTile<kD_> {
   // Largest bound of |t_ij - D_ij| in log2 units for which weights relative to bound - kMaxLag need no maximum: those
   // of D = 0, one in each row, are then above 2^(kMaxLag - 2 bound).
   static constexpr float kMaxBound = std::is_same_v<T, __half> ? 10.f : 48.f;
-  static constexpr int kRowBiasTiles = (kBlockM + 127) / 128 + 1;
   // Together not more than the block starts with: 128 a thread of four warpgroups, 168 of three.
   static constexpr int kProducerRegisters = Tile::kWarpgroups == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = Tile::kWarpgroups == 3 ? 160 : 232;
@@ -81,16 +81,22 @@ struct alignas(128) BiasStage {
   float4 end;
 };
 
+/// What a row brings to the bias, in log2 units.
+struct RowBias {
+  float shift;      // c_i - the warpgroup's reference
+  float own_shift;  // what ForwardSmem::own_bias leaves of c_i - c_e in its own block
+};
+
 template <typename Tr>
 struct ForwardSmem {
   char q[Tr::kQueryStages][Tr::kQueryBytes];
   char k[Tr::kStages][Tr::kKeyBytes];
   char v[Tr::kStages][Tr::kKeyBytes];
   alignas(128) BiasStage<Tr::kGate ? Tr::kBlockN : 1> bias[Tr::kStages];
-  // The side of Q of the bias, 64 rows of 8: of each warpgroup's own rows, of all other rows, and the zeros behind
-  // them.
-  uint4 own_bias[Tr::kGate ? Tr::kWarpgroups : 0][64], ones[Tr::kGate ? 64 : 0], zeros[Tr::kGate ? 64 : 0];
-  BiasTile row_bias[Tr::kQueryStages][Tr::kGate ? Tr::kRowBiasTiles : 0];  // of the keys at the positions of the rows
+  // The side of Q of the bias, rows of 8: in the rows' own blocks, in all others, and the zeros behind them.
+  uint4 own_bias[Tr::kQueryStages][Tr::kGate ? Tr::kBlockM : 0], ones[Tr::kGate ? 64 : 0], zeros[Tr::kGate ? 64 : 0];
+  RowBias row_bias[Tr::kQueryStages][Tr::kGate ? Tr::kBlockM : 0];
+  float2 reference[Tr::kQueryStages][Tr::kWarpgroups];  // prefix at the end of the block of the warpgroup's first row
   TileInfo<Tr::kWarpgroups> tile[2];
   uint64_t q_full[Tr::kQueryStages], q_empty[Tr::kQueryStages], k_full[Tr::kStages], k_empty[Tr::kStages],
       v_full[Tr::kStages], v_empty[Tr::kStages], tile_full[2], tile_empty[2];
@@ -100,15 +106,6 @@ struct ForwardSmem {
 template <int kBlockN>
 __device__ __forceinline__ int tiles_up_to(int last, int key_len) {
   return max(0, min(last, key_len - 1)) / kBlockN + 1;
-}
-
-__device__ __forceinline__ int clamped_position(const ForwardArgs& a, int position) {
-  return min(max(0, position), a.key_len - 1);
-}
-/// The first of ForwardSmem::row_bias.
-template <typename Tr>
-__device__ __forceinline__ int row_bias_tile(const ForwardArgs& a, int m) {
-  return clamped_position(a, m * Tr::kBlockM + a.key_len - a.query_len) / 128;
 }
 
 // ------------------------------------------------------------------------------------------------------- producer
@@ -179,16 +176,10 @@ struct ForwardProducer {
     v.advance();
   }
 
-  __device__ __forceinline__ void load_query(const Info& t, const BiasTile* bias, int last) {
+  __device__ __forceinline__ void load_query(const Info& t) {
     ptx::mbarrier_wait(&smem.q_empty[q.slot], q.parity ^ 1);
     uint64_t* bar = &smem.q_full[q.slot];
-    if constexpr (Tr::kGate) {
-      const int first_tile = row_bias_tile<Tr>(a, t.m), tiles = clamped_position(a, last) / 128 - first_tile + 1;
-      ptx::mbarrier_arrive_expect_tx(bar, Tr::kQueryBytes + tiles * sizeof(BiasTile));
-      ptx::bulk_load(smem.row_bias[q.slot], bias + first_tile, tiles * sizeof(BiasTile), bar);
-    } else {
-      ptx::mbarrier_arrive_expect_tx(bar, Tr::kQueryBytes);
-    }
+    ptx::mbarrier_arrive_expect_tx(bar, Tr::kQueryBytes);
 #pragma unroll
     for (int panel = 0; panel < Tr::kPanels; ++panel)
       ptx::tma_load_4d(smem.q[q.slot] + panel * Tr::kQueryPanelBytes, &a.q, bar, panel * 64, t.m * Tr::kBlockM, t.head,
@@ -210,7 +201,7 @@ struct ForwardProducer {
       const int kv_head = t.head / a.group;
       const BiasTile* bias =
           Tr::kGate ? a.prefix.bias + (int64_t(t.batch) * a.heads + t.head) * (a.prefix.key_blocks / 2) : nullptr;
-      load_query(t, bias, last);
+      load_query(t);
       load_key(t, kv_head, bias, n);
 #pragma unroll 1
       for (; n > t.n_begin[0]; --n) {
@@ -219,6 +210,68 @@ struct ForwardProducer {
       }
       load_value(t, kv_head, n);
       t = decode(next);
+    }
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------- rows' biases
+
+/// One warp works out what the 64 rows of a warpgroup bring to the bias (see BiasTile) while the tile before is worked
+/// on, which spares the warpgroup that time at the start of each tile. Q counts as full when this is there too.
+template <typename Tr>
+struct ForwardPreparer {
+  const ForwardArgs& a;
+  ForwardSmem<Tr>& smem;
+  const int group, lane;
+  ptx::Ring<Tr::kQueryStages> q;
+  ptx::Ring<2> tile;
+  static constexpr uint32_t kOnes = ptx::kBf16One << 16 | ptx::kBf16One;
+
+  __device__ __forceinline__ static float2 end_of_block(const BiasTile* bias, int position) {
+    return reinterpret_cast<const float2*>(&bias[position / 128].end)[position / kBiasBlock % 2];
+  }
+
+  __device__ __forceinline__ int clamped(int position) const { return min(max(0, position), a.key_len - 1); }
+
+  /// Of the rows from position0 on, two a lane.
+  __device__ __forceinline__ void prepare(const BiasTile* bias, int position0) {
+    const int position[2] = {clamped(position0 + lane), clamped(position0 + lane + 32)};
+    const float2 reference = end_of_block(bias, clamped(position0));
+    float2 end[2];
+    uint2 entry[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      end[i] = end_of_block(bias, position[i]);
+      entry[i] = reinterpret_cast<const uint2&>(bias[position[i] / 128].row[position[i] % 128]);
+    }
+    ptx::mbarrier_wait(&smem.q_empty[q.slot], q.parity ^ 1);
+    if (lane == 0) smem.reference[q.slot][group] = reference;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = group * 64 + lane + 32 * i;
+      const float hi = __uint_as_float(entry[i].x << 16), mid = __uint_as_float(entry[i].x & 0xffff0000),
+                  lo = __uint_as_float(entry[i].y << 16), own_shift = -(mid + lo) * a.scale_log2;
+      smem.row_bias[q.slot][row] = {pair_difference(end[i], reference) - hi * a.scale_log2 + own_shift, own_shift};
+      const uint64_t own = uint64_t{__float_as_uint(-hi) >> 16} << position[i] / kBiasBlock % 4 * 16;
+      smem.own_bias[q.slot][row] = {kOnes, ptx::kBf16One | uint32_t(own) << 16, uint32_t(own >> 16),
+                                    uint32_t(own >> 48)};
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&smem.q_full[q.slot]);
+    q.advance();
+  }
+
+  __device__ __forceinline__ void run() {
+    while (true) {
+      ptx::mbarrier_wait(&smem.tile_full[tile.slot], tile.parity);
+      const int m = smem.tile[tile.slot].m, head = smem.tile[tile.slot].head, batch = smem.tile[tile.slot].batch;
+      if (m < 0) return;
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(&smem.tile_empty[tile.slot]);
+      tile.advance();
+      prepare(a.prefix.bias + (int64_t(batch) * a.heads + head) * (a.prefix.key_blocks / 2),
+              m * Tr::kBlockM + group * 64 + a.key_len - a.query_len);
     }
   }
 };
@@ -237,7 +290,6 @@ struct ForwardConsumer {
   static constexpr int kN = Tr::kBlockN, kD = Tr::kD, kWarpgroups = Tr::kWarpgroups;
   static constexpr int kHalves = kN / kBiasBlock;
   static constexpr float kMaxLag = 8.f;  // weights stay below 2^8, harmless in bf16 and fp16
-  static constexpr uint32_t kOnes = 0x3f803f80;
   template <Where kWhere>
   static constexpr bool kHasBias = Tr::kGate && (kWhere != Where::kFar);
   static constexpr int kTurnBarrier = 1, kGroupBarrier = 1 + kWarpgroups;
@@ -256,8 +308,7 @@ struct ForwardConsumer {
 
   // Per tile
   float2 reference;     // prefix at the end of the first row's block
-  float row_shift[2];   // c_i - reference of this thread's two rows
-  float own_shift[2];   // what smem.own_bias leaves of c_i - c_e in their own blocks
+  RowBias row_bias[2];  // of this thread's two rows
   int row0, position0;  // this warpgroup's first query row and its position
   int lower[2];         // first keys that the two rows see
   float row_max[2], row_sum[2];
@@ -275,7 +326,7 @@ struct ForwardConsumer {
   template <Where kWhere>
   __device__ __forceinline__ void issue_bias(float (&s)[kN / 2]) {
     if constexpr (kHasBias<kWhere>) {
-      const uint32_t rows = ptx::smem_u32(kWhere == Where::kDiagonal ? smem.own_bias[group] : smem.ones);
+      const uint32_t rows = ptx::smem_u32(kWhere == Where::kDiagonal ? &smem.own_bias[q.slot][group * 64] : smem.ones);
       const uint32_t keys = ptx::smem_u32(&smem.bias[0]) + k.slot * uint32_t{sizeof(smem.bias[0])};
       ptx::Wgmma<__nv_bfloat16, kN>::ss(s, ptx::descriptor_narrow(rows, ptx::smem_u32(smem.zeros) - rows),
                                         ptx::descriptor_narrow(keys, 0), false);
@@ -315,36 +366,10 @@ struct ForwardConsumer {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
           const bool own = kWhere == Where::kDiagonal && own_position(row) / kBiasBlock == n * kHalves + half;
-          shift[half][row] = own ? own_shift[row] : to_reference + row_shift[row];
+          shift[half][row] = own ? row_bias[row].own_shift : to_reference + row_bias[row].shift;
         }
       }
     }
-  }
-
-  /// What the rows of this thread contribute to the bias, see BiasTile.
-  __device__ __forceinline__ void load_row_prefix(int first_tile) {
-    const BiasTile* tiles = smem.row_bias[q.slot] - first_tile;
-    auto end_of_block = [&](int position) {
-      const float4 end = tiles[position / 128].end;
-      return position / kBiasBlock % 2 ? float2{end.z, end.w} : float2{end.x, end.y};
-    };
-    reference = end_of_block(clamped_position(a, position0));
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const int position = clamped_position(a, own_position(row));
-      const uint4 entry = tiles[position / 128].row[position % 128];
-      const float hi = __uint_as_float(entry.x << 16), mid = __uint_as_float(entry.x & 0xffff0000),
-                  lo = __uint_as_float(entry.y << 16);
-      own_shift[row] = -(mid + lo) * a.scale_log2;
-      row_shift[row] = pair_difference(end_of_block(position), reference) - hi * a.scale_log2 + own_shift[row];
-      if (lane % 4 == 0) {
-        const uint64_t own = uint64_t{__float_as_uint(-hi) >> 16} << position / kBiasBlock % 4 * 16;
-        smem.own_bias[group][own_row() + 8 * row] = {kOnes, (kOnes & 0xffff) | uint32_t(own) << 16, uint32_t(own >> 16),
-                                                     uint32_t(own >> 48)};
-      }
-    }
-    ptx::fence_proxy_async();
-    ptx::named_barrier_sync(kGroupBarrier + group, 128);
   }
 
   /// -inf where this thread's rows must not look. Element e of s: row e / 2 % 2, column 8 (e / 4) + 2 (lane % 4) + e
@@ -605,7 +630,10 @@ struct ForwardConsumer {
     uint32_t p[kN / 4];
 
     ptx::mbarrier_wait(&smem.q_full[q.slot], q.parity);
-    if constexpr (Tr::kGate) load_row_prefix(row_bias_tile<Tr>(a, m));
+    if constexpr (Tr::kGate) {
+      reference = smem.reference[q.slot][group];
+      for (int row = 0; row < 2; ++row) row_bias[row] = smem.row_bias[q.slot][group * 64 + own_row() + 8 * row];
+    }
 #pragma unroll 1
     for (int n = n_max - 1; n >= n_end; --n) skip_block();
     if (bound <= Tr::kMaxBound)
@@ -641,15 +669,15 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   auto& smem = *reinterpret_cast<ForwardSmem<Tr>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   if (threadIdx.x == 0) {
     for (const CUtensorMap* map : {&a.q, &a.k, &a.v, &a.o}) ptx::prefetch_tensor_map(map);
-    constexpr int kWarps = 4 * Tr::kWarpgroups;
+    constexpr int kWarps = 4 * Tr::kWarpgroups, kPreparers = Tr::kGate ? Tr::kWarpgroups : 0;
     for (int i = 0; i < Tr::kQueryStages; ++i)
-      ptx::mbarrier_init(&smem.q_full[i], 1), ptx::mbarrier_init(&smem.q_empty[i], Tr::kWarpgroups);
+      ptx::mbarrier_init(&smem.q_full[i], 1 + kPreparers), ptx::mbarrier_init(&smem.q_empty[i], Tr::kWarpgroups);
     for (int i = 0; i < Tr::kStages; ++i) {
       ptx::mbarrier_init(&smem.k_full[i], 1), ptx::mbarrier_init(&smem.k_empty[i], kWarps);
       ptx::mbarrier_init(&smem.v_full[i], 1), ptx::mbarrier_init(&smem.v_empty[i], kWarps);
     }
     for (int i = 0; i < 2; ++i)
-      ptx::mbarrier_init(&smem.tile_full[i], 1), ptx::mbarrier_init(&smem.tile_empty[i], kWarps);
+      ptx::mbarrier_init(&smem.tile_full[i], 1), ptx::mbarrier_init(&smem.tile_empty[i], kWarps + kPreparers);
     ptx::fence_barrier_init();
   }
   if (Tr::kGate && threadIdx.x < 64) {
@@ -662,7 +690,12 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Tr::kProducerRegisters>();
-    if (uniform(threadIdx.x / 32) == 0 && ptx::elect_one()) ForwardProducer<Tr>{a, smem}.run();
+    const int warp = uniform(threadIdx.x / 32);
+    if (warp == 0) {
+      if (ptx::elect_one()) ForwardProducer<Tr>{a, smem}.run();
+    } else if (Tr::kGate && warp <= Tr::kWarpgroups) {
+      ForwardPreparer<Tr>{a, smem, warp - 1, int(threadIdx.x % 32)}.run();
+    }
   } else {
     ptx::setmaxnreg_inc<Tr::kConsumerRegisters>();
     ForwardConsumer<Tr>{a, smem, warpgroup - 1, int(threadIdx.x / 32 % 4), int(threadIdx.x % 32)}.run();
