@@ -80,8 +80,8 @@ struct QueryGradientSm80 {
     float dq[kD / 8][4];
     double sum[2] = {0., 0.};
     clear(dq);
-    stream_tiles<Tile::kStages>(
-        end - 1, -1, end - begin,
+    stream_tiles<Tile::kStages, kFarFirst<T>>(
+        begin, end,
         [&](int n, int stage) {
           load_rows<kN, kD>(smem.keys.x[stage], head_of<T>(a.k, b, kv), a.k.stride_t, n * kN, low, a.key_len,
                             a.head_dim);
@@ -178,8 +178,8 @@ struct KeyGradientSm80 {
       const int rows =
           min(a.query_len, a.prefix.query_end[head_row * a.prefix.key_blocks + key0 / kBiasBlock] * kBiasBlock);
       double sum[2] = {0., 0.};
-      stream_tiles<Tile::kStages>(
-          m_begin, 1, (rows + kN - 1) / kN - m_begin,
+      stream_tiles<Tile::kStages, !kFarFirst<T>>(
+          m_begin, (rows + kN - 1) / kN,
           [&](int m, int stage) {
             load_rows<kN, kD>(smem.queries.x[stage], head_of<T>(a.q, b, h), a.q.stride_t, m * kN, low - a.offset,
                               a.query_len, a.head_dim);

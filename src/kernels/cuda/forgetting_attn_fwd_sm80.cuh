@@ -84,8 +84,8 @@ struct ForwardSm80 {
     load_row(1, head_row, b, row0 + warp * 16 + lane / 4 + 8);
     float o[kD / 8][4];
     clear(o);
-    stream_tiles<Tile::kStages>(
-        end - 1, -1, end - begin,
+    stream_tiles<Tile::kStages, kFarFirst<T>>(
+        begin, end,
         [&](int n, int stage) {
           load_rows<kN, kD>(smem.keys.x[stage], head_of<T>(a.k, b, kv), a.k.stride_t, n * kN, low, a.key_len,
                             a.head_dim);

@@ -75,12 +75,21 @@ struct StreamBuffers {
   alignas(16) Entry table[kStages][kN];
 };
 
-/// Calls load(tile, stage) and then body(tile, stage) for `count` tiles from `first` on; with two stages the next tile
-/// is on its way during the body. Everything that the threads started to copy before has arrived when the first body
-/// runs.
-template <int kStages, typename Load, typename Body>
-__device__ __forceinline__ void stream_tiles(int first, int step, int count, const Load& load, const Body& body) {
+/// Whether the tiles furthest from a row come first. Gates make weights decay with distance, and a float32 sum that
+/// begins with the large ones rounds each small one at its own size, which made the error of o 1.5 times the naive one.
+/// 16-bit weights are rounded more than that; there the near tiles come first, so that a row's maximum seldom grows,
+/// which saves 1 to 2 % of the time.
+template <typename T>
+constexpr bool kFarFirst = std::is_same_v<T, float>;
+
+/// Calls load(tile, stage) and then body(tile, stage) for tiles [begin, end), upwards or downwards; with two stages the
+/// next tile is on its way during the body. Everything that the threads started to copy before has arrived when the
+/// first body runs.
+template <int kStages, bool kUpwards, typename Load, typename Body>
+__device__ __forceinline__ void stream_tiles(int begin, int end, const Load& load, const Body& body) {
   static_assert(kStages == 1 || kStages == 2);
+  constexpr int step = kUpwards ? 1 : -1;
+  const int first = kUpwards ? begin : end - 1, count = end - begin;
   if (count > 0) load(first, 0);
   ptx::copy_async_commit();
 #pragma unroll 1
