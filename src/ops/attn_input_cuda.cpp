@@ -1,6 +1,5 @@
 #include "kernels/cuda/attn_input.h"
 
-#include "kernels/cuda/sum_rows.h"
 #include "ops/attn_input.h"
 #include "ops/attn_input_schema.h"
 #include "ops/cuda_common.h"
@@ -97,9 +96,8 @@ void launch_backward(const Inputs& in, const at::Tensor& dy, const at::Tensor& d
   const auto own_shift = in_x_type(dshift), own_prev = in_x_type(dprev), g = packed(cast(dy, type));
   dispatch_cuda(type, [&]<class T, class A>() {
     const auto p = in.params<T, A>();
-    at::Tensor partial, sum;
+    at::Tensor partial;
     if (dweight.defined()) {
-      sum = at::empty({dweight.numel()}, in.weight.options());
       partial = at::empty({cuda::attn_input_backward_partials(p), dweight.numel()}, in.weight.options());
     }
     const cuda::AttnInputGradients<T, A> gradients{.dx = mutable_data<T>(dx),
@@ -108,9 +106,8 @@ void launch_backward(const Inputs& in, const at::Tensor& dy, const at::Tensor& d
                                                    .partial = mutable_data<A>(partial)};
     check_launch("attn_input_backward", cuda::attn_input_backward(p, data<T>(g), gradients, stream_of(dx)));
     if (!dweight.defined()) return;
-    check_launch("attn_input_backward", cuda::sum_rows(data<A>(partial), partial.size(0), partial.size(1),
-                                                       mutable_data<A>(sum), stream_of(dx)));
-    dweight = dx.numel() == 0 ? dweight.zero_() : cast(sum, dweight.scalar_type());
+    dweight =
+        dx.numel() == 0 ? dweight.zero_() : cast(sum_of_rows("attn_input_backward", partial), dweight.scalar_type());
   });
   if (dshift.defined()) dshift = cast(own_shift, dshift.scalar_type());
   if (dprev.defined()) dprev = cast(own_prev, dprev.scalar_type());

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "kernels/cuda/sum_rows.h"
 #include "ops/common.h"
 
 /// What the operators' CUDA sides share (files *_cuda.cpp, compiled into libfox_cuda.so only).
@@ -65,6 +66,17 @@ inline cudaStream_t stream_of(const at::Tensor& t) { return c10::cuda::getCurren
 
 inline void check_launch(const char* op, cudaError_t error) {
   if (error != cudaSuccess) throw Error(fmt::format("{}: CUDA: {}", op, cudaGetErrorString(error)));
+}
+
+/// The sum over rows of the partial sums (rows × columns, contiguous, in the dtype of the computation) that a kernel of
+/// `op` has left.
+inline at::Tensor sum_of_rows(const char* op, const at::Tensor& partials) {
+  const int64_t rows = partials.size(0), columns = partials.size(1);
+  const auto sum = at::empty({columns}, partials.options());
+  dispatch_real(partials.scalar_type(), [&]<class A>() {
+    check_launch(op, cuda::sum_rows(data<A>(partials), rows, columns, mutable_data<A>(sum), stream_of(sum)));
+  });
+  return sum;
 }
 
 /// Checks the arguments of operator `name` and allocates its results: that is what its Meta kernel does, on whatever

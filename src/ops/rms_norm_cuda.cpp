@@ -2,7 +2,6 @@
 
 #include <type_traits>
 
-#include "kernels/cuda/sum_rows.h"
 #include "ops/cuda_common.h"
 #include "ops/gated_rms_norm_steps.h"
 
@@ -48,12 +47,9 @@ at::Tensor backward(const cuda::RmsNormParams<TX, TY, A>& p, const at::Tensor& d
     return weight.defined() ? at::zeros_like(weight) : weight;
   }
   const auto partial = at::empty({cuda::rms_norm_backward_partials(p), weight.numel()}, weight.options());
-  auto sum = at::empty(weight.sizes(), weight.options());
   gradients.partial = mutable_data<A>(partial);
   check_launch("rms_norm_backward", cuda::rms_norm_backward(p, data<TY>(dy), data<TX>(dsum), gradients, stream));
-  check_launch("rms_norm_backward",
-               cuda::sum_rows(data<A>(partial), partial.size(0), partial.size(1), mutable_data<A>(sum), stream));
-  return sum;
+  return sum_of_rows("rms_norm_backward", partial).view(weight.sizes());
 }
 
 at::Tensor forward_cuda(const at::Tensor& x, const OptionalTensor& weight, double eps, int64_t num_groups) {

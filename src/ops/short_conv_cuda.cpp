@@ -2,7 +2,6 @@
 
 #include <limits>
 
-#include "kernels/cuda/sum_rows.h"
 #include "ops/cuda_common.h"
 #include "ops/recurrence.h"
 #include "ops/short_conv.h"
@@ -65,18 +64,16 @@ ShortConvGradients backward_cuda(const at::Tensor& dy, const at::Tensor& x, cons
   const ShortConvCall call(x, weight, bias, before, cu_seqlens);
   const auto g = packed(cast(dy, x.scalar_type()));
   const int64_t taps = weight.size(0), channels = x.size(2), numbers = channels * taps;
-  const auto sums = at::empty({numbers + channels}, call.weight.options());
   const at::Tensor before_gradient = before ? at::zeros_like(call.before) : at::Tensor();
+  at::Tensor partials;
   dispatch_cuda(x.scalar_type(), [&, dx = dx]<class T, class A>() {
     const auto p = call.params<T, A>();
-    const auto partials = at::empty({cuda::short_conv_partials(p), sums.numel()}, sums.options());
-    const auto stream = stream_of(x);
+    partials = at::empty({cuda::short_conv_partials(p), numbers + channels}, call.weight.options());
     check_launch("short_conv_backward",
                  cuda::short_conv_backward(p, data<T>(g), mutable_data<T>(dx), mutable_data<T>(before_gradient),
-                                           mutable_data<A>(partials), stream));
-    check_launch("short_conv_backward",
-                 cuda::sum_rows(data<A>(partials), partials.size(0), partials.size(1), mutable_data<A>(sums), stream));
+                                           mutable_data<A>(partials), stream_of(x)));
   });
+  const auto sums = sum_of_rows("short_conv_backward", partials);
   dweight = cast(sums.narrow(0, 0, numbers).view({channels, taps}).t(), weight.scalar_type());
   if (bias) dbias = cast(sums.narrow(0, numbers, channels), bias->scalar_type());
   if (before) dbefore = cast(before_gradient, before->scalar_type());
