@@ -88,24 +88,24 @@ constexpr bool kFarFirst = std::is_same_v<T, float>;
 template <int kStages, bool kUpwards, typename Load, typename Body>
 __device__ __forceinline__ void stream_tiles(int begin, int end, const Load& load, const Body& body) {
   static_assert(kStages == 1 || kStages == 2);
-  constexpr int step = kUpwards ? 1 : -1;
+  constexpr int kStep = kUpwards ? 1 : -1;
   const int first = kUpwards ? begin : end - 1, count = end - begin;
   if (count > 0) load(first, 0);
   ptx::copy_async_commit();
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
     if (kStages == 2) {
-      if (i + 1 < count) load(first + (i + 1) * step, (i + 1) % 2);
+      if (i + 1 < count) load(first + (i + 1) * kStep, (i + 1) % 2);
       ptx::copy_async_commit();
       ptx::copy_async_wait<1>();
     } else {
       ptx::copy_async_wait<0>();
     }
     __syncthreads();
-    body(first + i * step, i % kStages);
+    body(first + i * kStep, i % kStages);
     __syncthreads();
     if (kStages == 1) {
-      if (i + 1 < count) load(first + (i + 1) * step, 0);
+      if (i + 1 < count) load(first + (i + 1) * kStep, 0);
       ptx::copy_async_commit();
     }
   }
