@@ -7,9 +7,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -74,8 +72,7 @@ struct AttentionContender {
   AttentionMeasurement line;
   std::function<at::Tensor()> forward;
   std::vector<at::Tensor> inputs;
-  at::Tensor d_o;                                 // in the output's layout
-  int64_t forward_calls = 1, backward_calls = 1;  // a turn
+  at::Tensor d_o;  // in the output's layout
 };
 
 AttentionMeasurement blank_line(const Problem& x, const char* op, const char* gates, bool pruned,
@@ -136,59 +133,101 @@ std::vector<AttentionContender> make_contenders(const Problem& x, const Attentio
   return all;
 }
 
-using Times = std::map<std::string, std::vector<double>>;  // by direction
-
-/// Forward alone, then backward through a graph made once.
-void take_turn(const AttentionContender& c, at::Device device, Times& times) {
-  double forward;
-  {
-    at::NoGradGuard no_grad;
-    forward = time_ms(device, c.forward_calls, c.forward);
+std::vector<Work> forward_works(const std::vector<AttentionContender>& contenders) {
+  std::vector<Work> works;
+  for (const auto& c : contenders) {
+    works.push_back({[forward = c.forward] {
+      const at::NoGradGuard no_grad;
+      forward();
+    }});
   }
-  const auto o = c.forward();
-  const double backward =
-      time_ms(device, c.backward_calls, [&] { torch::autograd::grad({o}, c.inputs, {c.d_o}, /*retain_graph=*/true); });
-  times["forward"].push_back(forward);
-  times["backward"].push_back(backward);
-  times["forward_backward"].push_back(forward + backward);
+  return works;
+}
+
+/// Backward through graphs made here, once.
+std::vector<Work> backward_works(const std::vector<AttentionContender>& contenders) {
+  std::vector<Work> works;
+  for (const auto& c : contenders) {
+    works.push_back({[o = c.forward(), inputs = c.inputs, d_o = c.d_o] {
+      torch::autograd::grad({o}, inputs, {d_o}, /*retain_graph=*/true);
+    }});
+  }
+  return works;
+}
+
+using Times = std::vector<std::vector<double>>;  // milliseconds of a contender in a round
+
+Times time_rounds(at::Device device, const std::vector<Work>& works, int64_t rounds) {
+  Times times(works.size());
+  for (int64_t round = 0; round < rounds; ++round) {
+    const auto ms = time_round(device, works, order_of_turn(works.size(), round));
+    for (size_t i = 0; i < ms.size(); ++i) times[i].push_back(ms[i]);
+  }
+  return times;
+}
+
+Times sum(const Times& a, const Times& b) {
+  Times total = a;
+  for (size_t i = 0; i < a.size(); ++i) {
+    for (size_t round = 0; round < a[i].size(); ++round) total[i][round] += b[i][round];
+  }
+  return total;
+}
+
+void report_direction(const char* direction, double flops, const std::vector<AttentionContender>& contenders,
+                      const Times& times, const std::function<void(const AttentionMeasurement&)>& report) {
+  const auto is_gate_off = [](const AttentionContender& c) {
+    return c.line.op == "forgetting_attn" && c.line.gates == "off";
+  };
+  const auto off =
+      static_cast<size_t>(std::find_if(contenders.begin(), contenders.end(), is_gate_off) - contenders.begin());
+  for (size_t i = 0; i < contenders.size(); ++i) {
+    auto line = contenders[i].line;
+    const Summary ms = summarise(times[i]), ratio = summarise(quotients(times[0], times[i]));
+    line.direction = direction;
+    line.rounds = static_cast<int64_t>(times[i].size());
+    line.ms = ms.median, line.ms_spread = ms.spread;
+    line.tflops = flops / line.ms / 1e9;
+    line.ratio = ratio.median, line.ratio_spread = ratio.spread;
+    if (line.op == "forgetting_attn" && i != off && !line.pruned) {
+      const Summary cost = summarise(quotients(times[i], times[off]));
+      line.gate_cost = 100 * (cost.median - 1), line.gate_cost_spread = 100 * cost.spread;
+    }
+    report(line);
+  }
 }
 
 void measure(const Problem& x, const AttentionOptions& options,
              const std::function<void(const AttentionMeasurement&)>& report) {
-  auto contenders = make_contenders(x, make_tensors(x, options.seed), options.prune);
+  constexpr double kTurnMs = 0.5;  // what is shorter is done several times: recording events takes microseconds
+  const auto contenders = make_contenders(x, make_tensors(x, options.seed), options.prune);
+  auto forward = forward_works(contenders), backward = backward_works(contenders);
+  double round_ms = 0;
   warm_up(x.device, [&] {
-    for (auto& c : contenders) {
-      Times times;
-      take_turn(c, x.device, times);
-      c.forward_calls = calls_a_turn(x.device, times["forward"][0]);
-      c.backward_calls = calls_a_turn(x.device, times["backward"][0]);
+    round_ms = 0;
+    for (auto* works : {&forward, &backward}) {
+      const auto ms = time_round(x.device, *works, order_of_turn(works->size(), 0));
+      for (size_t i = 0; i < ms.size(); ++i) {
+        (*works)[i].calls = calls_a_turn(x.device, ms[i], kTurnMs);
+        round_ms += ms[i] * static_cast<double>((*works)[i].calls);
+      }
     }
   });
-  std::vector<Times> times(contenders.size());
-  for (int64_t turn = 0; turn < options.repetitions; ++turn) {
-    for (const size_t i : order_of_turn(contenders.size(), turn)) take_turn(contenders[i], x.device, times[i]);
-  }
+  const int64_t rounds = options.repetitions > 0 ? options.repetitions : rounds_within(options.seconds, round_ms);
+  // One direction after the other: their powers, and so their clocks, differ.
+  const Times forward_ms = time_rounds(x.device, forward, rounds),
+              backward_ms = time_rounds(x.device, backward, rounds);
   const double forward_flops = 2.0 * static_cast<double>(x.B * x.H * x.T * x.T * x.D);
-  const std::map<std::string, double> flops{
-      {"forward", forward_flops}, {"backward", 2.5 * forward_flops}, {"forward_backward", 3.5 * forward_flops}};
-  for (const char* direction : {"forward", "backward", "forward_backward"}) {
-    for (size_t i = 0; i < contenders.size(); ++i) {
-      auto line = contenders[i].line;
-      const auto& ms = times[i].at(direction);
-      line.direction = direction;
-      line.ms = quantile(ms, 0.5);
-      line.ms_spread = quantile(ms, 0.75) - quantile(ms, 0.25);
-      line.tflops = flops.at(direction) / line.ms / 1e9;
-      line.ratio = quantile(times[0].at(direction), 0.5) / line.ms;
-      report(line);
-    }
-  }
+  report_direction("forward", forward_flops, contenders, forward_ms, report);
+  report_direction("backward", 2.5 * forward_flops, contenders, backward_ms, report);
+  report_direction("forward_backward", 3.5 * forward_flops, contenders, sum(forward_ms, backward_ms), report);
 }
 
 }  // namespace
 
 void bench_attention(const AttentionOptions& x, const std::function<void(const AttentionMeasurement&)>& report) {
-  if (x.repetitions < 1) throw Error(fmt::format("repetitions is {}", x.repetitions), "at least 1");
+  if (x.repetitions < 0) throw Error(fmt::format("repetitions is {}", x.repetitions), "at least 1");
+  if (!(x.seconds > 0)) throw Error(fmt::format("seconds is {}", x.seconds), "above 0");
   const auto device = ops::open_device(x.device);
   if (x.threads > 0) at::set_num_threads(static_cast<int>(x.threads));
   auto lengths = x.lengths;
@@ -199,26 +238,42 @@ void bench_attention(const AttentionOptions& x, const std::function<void(const A
 }
 
 std::string to_json(const AttentionMeasurement& m) {
-  return nlohmann::ordered_json{{"op", m.op},         {"direction", m.direction},
-                                {"gates", m.gates},   {"pruned", m.pruned},
-                                {"kernel", m.kernel}, {"dtype", m.dtype},
-                                {"B", m.B},           {"T", m.T},
-                                {"H", m.H},           {"D", m.D},
-                                {"ms", m.ms},         {"ms_spread", m.ms_spread},
-                                {"tflops", m.tflops}, {"ratio", m.ratio},
+  return nlohmann::ordered_json{{"op", m.op},
+                                {"direction", m.direction},
+                                {"gates", m.gates},
+                                {"pruned", m.pruned},
+                                {"kernel", m.kernel},
+                                {"dtype", m.dtype},
+                                {"B", m.B},
+                                {"T", m.T},
+                                {"H", m.H},
+                                {"D", m.D},
+                                {"rounds", m.rounds},
+                                {"ms", m.ms},
+                                {"ms_spread", m.ms_spread},
+                                {"tflops", m.tflops},
+                                {"ratio", m.ratio},
+                                {"ratio_spread", m.ratio_spread},
+                                {"gate_cost", m.gate_cost},
+                                {"gate_cost_spread", m.gate_cost_spread},
                                 {"kept", m.kept}}
       .dump();
 }
 
 std::string table_head() {
-  return fmt::format("{:<16} {:<8} {:<17} {:<11} {:<6} {:>6} {:>9} {:>8} {:>8} {:>7} {:>6}", "op", "kernel",
-                     "direction", "gates", "pruned", "T", "ms", "spread", "TFLOP/s", "ratio", "kept");
+  return fmt::format("{:<16} {:<7} {:<17} {:<11} {:<6} {:>6} {:>9} {:>6} {:>8} {:>6} {:>5} {:>6} {:>5} {:>6}", "op",
+                     "kernel", "direction", "gates", "pruned", "T", "ms", "±", "TFLOP/s", "ratio", "±", "gate", "±",
+                     "kept");
 }
 
 std::string table_row(const AttentionMeasurement& m) {
-  return fmt::format("{:<16} {:<8} {:<17} {:<11} {:<6} {:>6} {:>9.3f} {:>8.3f} {:>8.3f} {:>6.2f}x {:>5.1f}%", m.op,
-                     m.kernel, m.direction, m.gates, m.pruned ? "yes" : "no", m.T, m.ms, m.ms_spread, m.tflops, m.ratio,
-                     100 * m.kept);
+  const auto measured = [](double value, fmt::format_string<double&> format) {
+    return std::isnan(value) ? "–" : fmt::format(format, value);
+  };
+  return fmt::format(
+      "{:<16} {:<7} {:<17} {:<11} {:<6} {:>6} {:>9.3f} {:>6.3f} {:>8.3f} {:>5.2f}x {:>5.2f} {:>6} {:>5} {:>5.1f}%",
+      m.op, m.kernel, m.direction, m.gates, m.pruned ? "yes" : "no", m.T, m.ms, m.ms_spread, m.tflops, m.ratio,
+      m.ratio_spread, measured(m.gate_cost, "{:+.1f}%"), measured(m.gate_cost_spread, "{:.1f}"), 100 * m.kept);
 }
 
 }  // namespace fox::bench

@@ -34,7 +34,9 @@ std::function<void(const Measurement&)> printer(bool json, std::string head) {
 void run_attention(const BenchArguments<bench::AttentionOptions>& x) {
   bench::bench_attention(x.options, printer<bench::AttentionMeasurement>(x.json, bench::table_head()));
   if (!x.json) {
-    fmt::print("\nratio: speed relative to sdpa (causal, no bias; cuDNN's on CUDA) in the same direction\n");
+    fmt::print(
+        "\nratio: speed relative to sdpa (causal, no bias; cuDNN's on CUDA); gate: time above gates off\n"
+        "Medians over rounds, both within a round; ±: distance of the quartiles\n");
   }
 }
 
@@ -64,9 +66,13 @@ void add_attention(CLI::App& command) {
       ->check(whole_number(1))
       ->capture_default_str();
   attention->add_flag("--prune,!--no-prune", options.prune, "Also measure adaptive pruning (on unless --no-prune)");
-  attention->add_option("--repetitions", options.repetitions, "Turns that count")
-      ->check(whole_number(1))
+  attention
+      ->add_option("--seconds", options.seconds,
+                   "Measure each length for so long, but between 5 and 100 rounds of one turn each")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  attention->add_option("--repetitions", options.repetitions, "So many rounds instead, however long they take")
+      ->check(whole_number(1));
   add_threads(*attention, options.threads);
   attention->add_flag("--json", arguments->json, "One JSON object a line");
   attention->footer(
