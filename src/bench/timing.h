@@ -28,8 +28,8 @@ struct Work {
 /// call outlasts the clock, quartiles are still 4 to 10 points apart). Tried before: the host waiting for each piece,
 /// 5 ms a piece, forward behind another one's backward, 0.7 to 4.5 points; untimed calls of the same contender first,
 /// as triton.testing.do_bench has them, up to 10, since each then has a clock of its own. With a rest before each, as
-/// FlashAttention sleeps for a second, or keeping only what ran at the highest clock, as NVBench does, it repeats within
-/// 1.3 points, but at clocks that no training run has.
+/// FlashAttention sleeps for a second, or keeping only what ran at the highest clock, as NVBench does, it repeats
+/// within 1.3 points, but at clocks that no training run has.
 std::vector<double> time_round(c10::Device device, const std::vector<Work>& works, const std::vector<size_t>& order);
 
 /// How many calls fill `turn_ms` milliseconds of a GPU, given what one takes; 1 on a CPU.
