@@ -80,14 +80,10 @@ struct SplitCall {
     if (!gates.log_f_BTH) return std::nullopt;
     return heads.of(gates.log_f_BTH->narrow(1, range.begin, range.size()), 2);
   }
-  /// So that a range of keys is pruned by the rule of the whole sequence: it has ln T in it.
-  ForgettingAttnOptions options_of(const KeyRange& range, const HeadRuns& heads) const {
+  ForgettingAttnOptions options_of(const HeadRuns& heads) const {
     auto own = options;
     if (own.logit_bound) own.logit_bound = heads.of(*own.logit_bound, 0);
-    if (own.log_pruning_tolerance) {
-      const auto length = static_cast<double>(plan.chunk_len * shard.chunks());
-      *own.log_pruning_tolerance += std::log(static_cast<double>(range.size()) / length);
-    }
+    if (own.log_pruning_tolerance) *own.log_pruning_tolerance += std::log1p(-kShareNotSent);
     return own;
   }
 };
@@ -115,7 +111,7 @@ std::pair<at::Tensor, at::Tensor> split_forward(const SplitCall& split, const at
       const auto kv = keys.view(range);
       const auto [o_slice, lse_slice] =
           call_forgetting_attn({heads.of(SequenceShard::rows(q, slot), 2), kv[0], kv[1], split.gates_of(range, heads)},
-                               split.options_of(range, heads));
+                               split.options_of(heads));
       if (!lse.defined()) lse = at::empty({q.size(0), q.size(2), q.size(1)}, lse_slice.options());
       heads.put(SequenceShard::rows(o, slot), 2, o_slice);
       heads.put(SequenceShard::rows(lse, slot), 1, lse_slice);
@@ -142,7 +138,7 @@ ForgettingAttnGradients split_backward(const SplitCall& split, const at::Tensor&
       const auto kv = keys.view(range), grad_kv = grads.view(range);
       const auto [dq_slice, dk_slice, dv_slice, d_log_f_slice] = call_forgetting_attn_backward(
           heads.of(rows(grad_o, slot), 2), {heads.of(rows(in.q, slot), 2), kv[0], kv[1], split.gates_of(range, heads)},
-          heads.of(rows(o, slot), 2), heads.of(rows(lse, slot), 1), split.options_of(range, heads));
+          heads.of(rows(o, slot), 2), heads.of(rows(lse, slot), 1), split.options_of(heads));
       heads.put(rows(dq, slot), 2, dq_slice);
       grad_kv[0].add_(dk_slice);
       grad_kv[1].add_(dv_slice);

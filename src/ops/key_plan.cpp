@@ -14,24 +14,26 @@ constexpr int64_t kKeyBlock = 64;
 // Below this a gate resets: what is before it weighs nothing. Keeps infinities out of the sums.
 constexpr double kResetGate = -1e6;
 
-// First key of each chunk of queries (chunks, Hk) that pruning leaves, with the operator's own rule: a block goes when
-// its last key's decay to the chunk's first query is below -2U - ln T + ln ε.
+// First key of each chunk of queries (chunks, Hk) that pruning leaves, by the operator's own bound: all keys up to the
+// end of a block hold of the chunk's first query at most exp(2U) Σ exp(-c) over them / Σ exp(-c) over what it sees.
 at::Tensor first_unpruned(const at::Tensor& log_f_BTH, const ForgettingAttnOptions& options, int64_t chunks,
                           int64_t kv_heads) {
   const int64_t length = log_f_BTH.size(1), heads = log_f_BTH.size(2), chunk_len = length / chunks;
   const auto index = log_f_BTH.options().dtype(at::kLong);
   // Time last: along any other dimension a GPU adds up one number after another.
-  const auto sum_BHT = log_f_BTH.transpose(1, 2).to(at::kDouble).clamp_min(kResetGate).contiguous().cumsum(2);
+  const auto rise_BHT = -log_f_BTH.transpose(1, 2).to(at::kDouble).clamp_min(kResetGate).contiguous().cumsum(2);
+  const auto mass_BHT = rise_BHT.logcumsumexp(2);
   const auto begin_C = at::arange(chunks, index) * chunk_len;
   const auto last_N = at::arange(kKeyBlock - 1, length, kKeyBlock, index);
   const auto bound_H = options.logit_bound->to(at::kDouble) * (1 + 1e-4);
-  const auto threshold_H = -2 * bound_H - std::log(static_cast<double>(length)) + *options.log_pruning_tolerance;
+  const auto share_H = -2 * bound_H + (*options.log_pruning_tolerance + std::log(kShareNotSent));
   const auto before_CN = last_N < begin_C.unsqueeze(1);
-  const auto last_sum_BHN = sum_BHT.index_select(2, last_N);
+  const auto key_BHN = mass_BHT.index_select(2, last_N);
+  // In a window a query has its own key for sure.
+  const auto row_BHC = (options.window ? rise_BHT : mass_BHT).index_select(2, begin_C);
   std::vector<at::Tensor> blocks;
   for (int64_t c = 0; c < chunks; ++c) {  // one at a time: (chunks, B, H, N) would be large
-    const auto decay_BHN = sum_BHT.narrow(2, c * chunk_len, 1) - last_sum_BHN;
-    const auto pruned_BHN = (decay_BHN < threshold_H.unsqueeze(1)) & before_CN[c];
+    const auto pruned_BHN = (key_BHN - row_BHC.narrow(2, c, 1) < share_H.unsqueeze(1)) & before_CN[c];
     blocks.push_back(pruned_BHN.sum(2).amin(0));
   }
   return kKeyBlock * at::stack(blocks).view({chunks, kv_heads, heads / kv_heads}).amin(-1);

@@ -13,6 +13,10 @@
 /// nobody has to ask for what it needs.
 namespace fox::ops {
 
+/// Of ε, what pruning may leave out of a row, the share that is for keys which are not sent; the rest is for those that
+/// the operator leaves out of what it gets.
+constexpr double kShareNotSent = 1.0 / 16;
+
 /// Positions [begin, end) of the sequence.
 struct KeyRange {
   int64_t begin = 0, end = 0;

@@ -64,8 +64,8 @@ TEST_F(GatesTest, MemoryLengthOfFixedGates) {
 }
 
 TEST_F(GatesTest, SkippedBlocksOfFixedGates) {
-  // q = 0, so all logits are 0 and a block is skipped where its largest D is below ln ε - ln T: block (m, n), m > n,
-  // whose nearest pair is 64 (m - n) - 63 tokens apart.
+  // q = 0, so all logits are 0 and block (m, n), m > n, is skipped where the keys up to its end hold less than ε of the
+  // first row i of query block m: Σ_{j<=e} exp(-c_j) / Σ_{j<=i} exp(-c_j), two geometric series.
   const std::vector<double> log_gates = {-2, -0.1, -1.0 / 64, -1e-4};
   const int64_t T = 512, blocks = T / 64;
   model::LanguageModel model = fixed_gates(log_gates, /*no_logits=*/true);
@@ -75,7 +75,9 @@ TEST_F(GatesTest, SkippedBlocksOfFixedGates) {
     int64_t skipped = 0;
     for (int64_t m = 0; m < blocks; ++m) {
       for (int64_t n = 0; n < m; ++n) {
-        skipped += static_cast<double>(64 * (m - n) - 63) * log_gates[h] < -10 - std::log(static_cast<double>(T));
+        const auto keys = static_cast<double>(64 * (n + 1)), seen = static_cast<double>(64 * m + 1);
+        const double share = std::expm1(log_gates[h] * keys) / std::expm1(log_gates[h] * seen);
+        skipped += std::exp(log_gates[h] * (seen - keys)) * share < std::exp(-10);
       }
     }
     EXPECT_DOUBLE_EQ(*got.heads[h].skipped_share, static_cast<double>(skipped) / (blocks * (blocks + 1) / 2)) << h;

@@ -256,7 +256,18 @@ TEST(ForgettingAttnPruning, NothingIsPrunedAtToleranceZero) {
   expect_same_bits(pruned, run_op(x));
 }
 
-// The blocks by definition: kept unless the largest D in them lies below -2U - ln L + ln ε.
+/// Key blocks that rows `first` and behind need: the first whose keys, with all before, may hold more than ε of row
+/// `first`, given the share exp(2U) Σ_{j<=e} exp(D) / Σ_{j<=first} exp(D) for each e.
+int64_t first_needed(const at::Tensor& c, int64_t first, double log_share) {
+  const auto decay = at::exp(c[first] - c.narrow(0, 0, first + 1));
+  int64_t block = 0;
+  while (64 * (block + 1) <= first / 64 * 64 &&
+         std::log((decay.narrow(0, 0, 64 * (block + 1)).sum() / decay.sum()).item<double>()) < log_share) {
+    ++block;
+  }
+  return block;
+}
+
 TEST(ForgettingAttnPruning, KeptShareEqualsBruteForce) {
   for (const int64_t q_len : {900, 130, 1}) {
     const auto x = prunable(-10, q_len);
@@ -264,20 +275,74 @@ TEST(ForgettingAttnPruning, KeptShareEqualsBruteForce) {
     for (int64_t h = 0; h < 3; ++h) {
       const double bound = x.q.select(2, h).norm(2, -1).max().item<double>() *
                            x.k.select(2, 0).norm(2, -1).max().item<double>() / 4 * (1 + 1e-4);
-      const double threshold = -2 * bound - std::log(900.0) - 10;
       const auto c = x.log_f->select(2, h)[0].to(at::kDouble).cumsum(0);
       double kept = 0, causal = 0;
       for (int64_t i = 0; i < 900; i += 64) {
         const int64_t first = std::max<int64_t>(i, 900 - q_len);
         if (first >= std::min<int64_t>(i + 64, 900)) continue;
-        for (int64_t j = 0; j <= i; j += 64) {
-          const double largest = j == i ? 0 : (c[first] - c[j + 63]).item<double>();
-          kept += largest >= threshold;
-          causal += 1;
-        }
+        kept += static_cast<double>(i / 64 + 1 - first_needed(c, first, -10 - 2 * bound));
+        causal += static_cast<double>(i / 64 + 1);
       }
       EXPECT_DOUBLE_EQ(got[0][h].item<double>(), kept / causal) << "head " << h << ", queries " << q_len;
     }
+  }
+}
+
+/// Of each row that begins a block behind the first half of the keys, the weight that pruning leaves out of the
+/// forward and of the backward pass; q, k and v as the test below makes them.
+std::pair<double, double> largest_loss(cases::ForgettingAttnTensors x, int64_t half) {
+  auto dense = x;
+  dense.options.log_pruning_tolerance.reset();
+  const auto loss = [&](const char* name) {
+    const auto of = [&](const auto& results) {
+      return std::find_if(results.begin(), results.end(), [&](const auto& r) { return r.first == name; })->second;
+    };
+    return at::Tensor(of(run_op(dense)) - of(run_op(x)));
+  };
+  // v is 1 for the keys that are left out and else 0, so o falls by their weights.
+  const double forward = loss("o").max().item<double>();
+  double backward = 0;
+  for (int64_t i = half; i < x.q.size(1); i += 64) {  // dv_j = P_ij dO_i, if no other row has a dO
+    x.d_o.zero_();
+    x.d_o[0][i].fill_(1);
+    backward = std::max(backward, loss("dv").select(-1, 0).sum().item<double>());
+  }
+  return {forward, backward};
+}
+
+/// All logits at the bound U = 8, those of the keys before `half` above and the rest below; all gates -0.06.
+cases::ForgettingAttnTensors worst_logits(int64_t length, int64_t half, double tolerance) {
+  auto x = make_tensors({.q_len = length, .k_len = length, .heads = 1, .kv_heads = 1, .head_dim = 64}, at::kDouble);
+  x.q.fill_(1), x.k.fill_(-1), x.v.fill_(0);
+  x.k.narrow(1, 0, half).fill_(1), x.v.narrow(1, 0, half).fill_(1);
+  x.log_f = at::full_like(*x.log_f, -0.06);
+  x.options.log_pruning_tolerance = tolerance;
+  x.options.logit_bound = at::full({1}, 8.0);
+  return x;
+}
+
+// What is left out comes as close to ε as the decay of a block, 3.84, and what is kept beside it allow, and never
+// beyond.
+TEST(ForgettingAttnPruning, TheBoundIsReachedAndHolds) {
+  for (const double tolerance : {-1.0, -4.0}) {
+    const auto [forward, backward] = largest_loss(worst_logits(1024, 512, tolerance), 512);
+    for (const double lost : {forward, backward}) {
+      EXPECT_LT(lost, std::exp(tolerance));
+      EXPECT_GT(lost, std::exp(tolerance - 4.84));
+    }
+  }
+}
+
+TEST(ForgettingAttnPruning, TheBoundHoldsWhereRowsSeeLess) {
+  for (const char* what : {"window", "documents", "padding", "reset"}) {
+    auto x = worst_logits(1024, 512, -1);
+    if (what == std::string("window")) x.options.window = 500;
+    if (what == std::string("documents")) x.options.cu_seqlens = at::tensor({0, 200, 500, 1024}, at::kLong);
+    if (what == std::string("padding")) x.options.seq_start = at::tensor({400}, at::kLong);
+    if (what == std::string("reset")) (*x.log_f)[0][480] = -kInf;
+    const auto [forward, backward] = largest_loss(x, 512);
+    for (const double lost : {forward, backward}) EXPECT_LT(lost, std::exp(-1)) << what;
+    EXPECT_LT(ops::forgetting_attn_kept_share(x.q, x.k, *x.log_f, x.options).item<double>(), 0.7) << what;
   }
 }
 

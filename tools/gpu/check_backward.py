@@ -7,7 +7,9 @@ the float64 reference, rounded, so that the forward pass has no part in it; --fo
 """
 
 import argparse
+import functools
 import json
+import math
 import time
 
 import torch
@@ -55,7 +57,8 @@ def check(lib, c, use_forward, sm80=False):
     prune, kept = {}, {}
     if "tolerance" in c:
         prune = dict(log_tolerance=c["tolerance"], logit_bound=fk.logit_bound(q, k))
-        kept = dict(kept=fk.kept_blocks(q, f, prune["logit_bound"], c["tolerance"]))
+        kept_blocks = functools.partial(fk.kept_blocks, q, f, prune["logit_bound"], c["tolerance"])
+        kept = dict(kept=kept_blocks(), kept_behind=kept_blocks)
     if "bounded" in c:
         prune = dict(logit_bound=fk.logit_bound(q.nan_to_num(), k.nan_to_num(), c.get("scale")))
         use_forward = False  # whose weights are rounded twice, see check_forward
@@ -87,6 +90,27 @@ def check(lib, c, use_forward, sm80=False):
     return result
 
 
+def check_worst_logits(lib, sm80):
+    """All logits at the bound, those of the first keys above and of the rest below it: what pruning leaves out of
+    a row, forward and backward, comes near ε and never beyond. Weights show in o where v is 1 for the first and else
+    0, and those of one row in dv where no other row has a gradient."""
+    T, first, D, ok = 4096, 1024, 64, True
+    for dtype in (torch.float32,) if sm80 else (torch.bfloat16, torch.float16):
+        q = torch.ones(1, T, 1, D, device="cuda", dtype=dtype)
+        k, v = (torch.cat([torch.ones_like(q[:, :first]), torch.full_like(q[:, first:], x)], 1) for x in (-1, 0))
+        f, bound = torch.full((1, T, 1), -0.01, device="cuda"), torch.full((1,), D ** 0.5, device="cuda")
+        d_o = torch.zeros_like(q)
+        dense = fb.Backward(lib, q, k, v, d_o, f, logit_bound=bound, sm80=sm80)
+        for tolerance in (-1.0, -4.0):
+            pruned = fb.Backward(lib, q, k, v, d_o, f, logit_bound=bound, log_tolerance=tolerance, sm80=sm80)
+            lost = [(dense.run()[0] - pruned.run()[0]).max().item(), 0]
+            for i in range(first, T, 64):
+                d_o.zero_()[:, i] = 1
+                lost[1] = max(lost[1], (dense.run_backward()[2] - pruned.run_backward()[2])[..., 0].float().sum().item())
+            ok = ok and all(0.1 * math.exp(tolerance) < x < math.exp(tolerance) + 4e-3 for x in lost)
+    return ok
+
+
 def main():
     args = argparse.ArgumentParser()
     args.add_argument("--quick", action="store_true")
@@ -111,6 +135,7 @@ def main():
             print("FAIL", {k: [float(f"{x:.2e}") for x in y] if k in NAMES else y for k, y in r.items()}, flush=True)
             if "CUDA error" in r.get("error", "") or sum(not x["ok"] for x in results) > 14:
                 break
+    results.append({"case": "pruning at the worst logits", "ok": check_worst_logits(lib, args.sm80)})
     failed = sum(not r["ok"] for r in results)
     print(f"backward: {len(results) - failed} of {len(results)} cases passed in {time.time() - start:.1f} s", flush=True)
     for r in results:

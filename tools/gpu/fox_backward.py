@@ -42,9 +42,11 @@ class Backward(fk.Forward):
         return self.grads
 
 
-def gradients(q, k, v, d_o, log_f=None, scale=None, dtype=torch.float64, low=None, seq_start=None, **masks):
+def gradients(q, k, v, d_o, log_f=None, scale=None, dtype=torch.float64, low=None, seq_start=None,
+              kept_behind=None, **masks):
     """o, lse, dq, dk, dv, dlog_f by the definition in `dtype`. With `low`, all products have operands and results of
-    that dtype, and so has o, from which the row term is then taken (the naive way)."""
+    that dtype, and so has o, from which the row term is then taken (the naive way). kept_behind(lse): the blocks that
+    pruning leaves of the backward pass."""
     B, Tq, H, D = q.shape
     Tk, Hk, scale = k.shape[1], k.shape[2], scale or D ** -0.5
     padding = None
@@ -54,6 +56,8 @@ def gradients(q, k, v, d_o, log_f=None, scale=None, dtype=torch.float64, low=Non
         q, d_o = (x.masked_fill(padding[:, Tk - Tq:, None, None], 0) for x in (q, d_o))
         log_f = log_f.masked_fill(padding[..., None], 0) if log_f is not None else None
     o, lse = fk.reference(q, k, v, log_f, scale, dtype, low, seq_start, **masks)
+    if kept_behind is not None:
+        masks = {**masks, "kept": kept_behind(lse)}
     seen = fk.logits_mask(B, Tq, Tk, seq_start=seq_start, device=q.device, **masks)
     K, V = (x.repeat_interleave(H // Hk, 2) for x in (k, v))
     product = low or dtype

@@ -85,10 +85,7 @@ class Forward:
     def kept_blocks(self):
         """(B, H) number of 64×64 blocks that were kept, read back from the prefix part of the workspace."""
         p = self.params
-        BH, kb, qb = p.batch * p.query_heads, (p.key_len + 127) // 128 * 2, (p.query_len + 63) // 64
-        pad = lambda n: (n + 255) // 256 * 256
-        at = (pad(BH * kb * 256) + pad(BH * kb * 8) if p.log_f.data else 0) + pad(BH * qb * 4)
-        return self.workspace[at:at + BH * 4].view(torch.int32).view(p.batch, p.query_heads)
+        return self.workspace[:p.batch * p.query_heads * 4].view(torch.int32).view(p.batch, p.query_heads)
 
 
 def logits_mask(B, Tq, Tk, window=0, seq_start=None, cu_seqlens=None, kept=None, device="cuda"):
@@ -107,15 +104,26 @@ def logits_mask(B, Tq, Tk, window=0, seq_start=None, cu_seqlens=None, kept=None,
     return m if kept is None else m & kept.repeat_interleave(64, -2).repeat_interleave(64, -1)[..., :Tq, :Tk]
 
 
-def kept_blocks(q, f, bound, log_tolerance):
-    """(B, H, query blocks, key blocks) bool: blocks of 64×64 of which some pair decays by less than pruning's threshold."""
+def kept_blocks(q, f, bound, log_tolerance, lse=None):
+    """(B, H, query blocks, key blocks) bool: what pruning leaves of the causal blocks of 64×64. A key block goes if it and
+    all before it hold at most ε of each row's weights, by exp(2 bound) times the ratio of the sums of decays, or, with lse
+    of the rows known, as it is in the backward pass, by exp(bound) times the decays over exp(lse)."""
     (B, Tk, H), Tq = f.shape, q.shape[1]
-    cum = f.double().clamp(min=-1e3).cumsum(1).transpose(1, 2)
-    threshold = -2 * bound.double() - math.log(Tk) + log_tolerance
-    d = cum[..., Tk - Tq:, None] - cum[..., None, :]
-    keep = (d >= threshold[:, None, None]) & logits_mask(B, Tq, Tk)
-    keep = torch.nn.functional.pad(keep, (0, -Tk % 64, 0, -Tq % 64))
-    return keep.unflatten(-1, (-1, 64)).unflatten(-3, (-1, 64)).any(-1).any(-2)
+    offset, blocks = Tk - Tq, (Tk + 63) // 64
+    c = f.double().clamp(min=-1e3).cumsum(1).transpose(1, 2)
+    mass, logits = torch.logcumsumexp(-c, -1), bound.double() * 1.0001
+    g = torch.arange((Tq + 63) // 64, device=f.device) * 64 + offset
+    if lse is None:
+        rows, share = mass[..., g], log_tolerance - 2 * logits
+    else:  # the least row of each block of positions, and of all behind it
+        rows = torch.full((B, H, blocks * 64), math.inf, dtype=torch.float64, device=f.device)
+        rows[..., offset:Tk] = lse.double() - c[..., offset:]
+        rows = rows.unflatten(-1, (-1, 64)).amin(-1).flip(-1).cummin(-1)[0].flip(-1)[..., g // 64]
+        share = log_tolerance - logits - 2.0**-8
+    ends = torch.nn.functional.pad(mass[..., 63::64], (0, blocks - Tk // 64), value=math.inf)
+    n = torch.arange(blocks, device=f.device)
+    keep = (ends[..., None, :] >= rows[..., None] + share[:, None, None]) | (n >= g[:, None] // 64)
+    return keep & (n * 64 <= (g + 63).clamp(max=Tk - 1)[:, None])
 
 
 def reference(q, k, v, log_f=None, scale=None, dtype=torch.float64, low=None, seq_start=None, **masks):

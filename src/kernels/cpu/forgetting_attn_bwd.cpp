@@ -314,7 +314,7 @@ void store_d_log_f(const BackwardJob<T>& job, int64_t head) {
 
 template <class T>
 void backward(const ForgettingAttnParams<T>& p, const ForgettingAttnGrads<T>& grads, const BackwardSteps<T>& step) {
-  const auto plan = make_plan(p);
+  const auto plan = make_plan(p, grads.lse);
   BackwardJob<T> job{p,
                      grads,
                      plan,

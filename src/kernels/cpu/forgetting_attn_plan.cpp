@@ -83,40 +83,84 @@ void fill_segments(const ForgettingAttnParams<T>& p, int64_t b, int64_t h, Forge
   }
 }
 
-// Blocks are skipped when every pair in them has a decay D < δ = -2U - ln L + ln ε, where U bounds |logits| and L
-// counts the keys: their weights in a row are at most exp(U + D) / exp(-U) each, since a query always sees its own key
-// with D = 0, hence at most ε together.
 template <class T>
-double pruning_threshold(const ForgettingAttnParams<T>& p, int64_t b, int64_t h) {
-  if (p.log_f == nullptr || !(p.log_pruning_tolerance > -std::numeric_limits<double>::infinity())) {
-    return -std::numeric_limits<double>::infinity();
+bool is_pruned(const ForgettingAttnParams<T>& p) {
+  return p.log_f != nullptr && p.log_pruning_tolerance > -std::numeric_limits<double>::infinity();
+}
+
+/// Bound of |logits| of a head.
+template <class T>
+double logit_bound(const ForgettingAttnParams<T>& p, int64_t b, int64_t h) {
+  constexpr double kRounding = 1 + 1e-4;  // norms and logits are rounded
+  if (p.logit_bound != nullptr) return kRounding * p.logit_bound[h];
+  const int64_t begin = padding(p, b), q_offset = p.k_len - p.q_len;
+  const int64_t q_begin = std::max<int64_t>(begin - q_offset, 0), kv_head = h / (p.heads / p.kv_heads);
+  const T* q = p.q + b * p.q_stride.batch + h * p.q_stride.head + q_begin * p.q_stride.time;
+  const T* k = p.k + b * p.k_stride.batch + kv_head * p.k_stride.head + begin * p.k_stride.time;
+  return kRounding * std::abs(p.scale) * largest_norm(q, p.q_len - q_begin, p.q_stride.time, p.head_dim) *
+         largest_norm(k, p.k_len - begin, p.k_stride.time, p.head_dim);
+}
+
+// For logits of at most U keys up to e hold of row i's weights at most the share
+//
+//   exp(2U) Σ_{j<=e} exp(-c_j) / Σ_{j<=i} exp(-c_j),  and where lse_i is known
+//   exp(U) Σ_{j<=e} exp(-c_j) / exp(lse_i - c_i):
+//
+// a product of a mark of e and one of i, here in log2. Blocks go while that is below ε. Sums are over what the row
+// sees, but for a window: there its own key stands for the second.
+struct PruningMarks {
+  std::vector<double> keys;  // by key block, of its last key
+  std::vector<double> rows;  // by query block
+};
+
+template <class T>
+PruningMarks decay_marks(const ForgettingAttnParams<T>& p, int64_t b, const int32_t* segments, const double* sums,
+                         const ForgettingAttnPlan& plan) {
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  PruningMarks marks{std::vector<double>(plan.k_len / kBlock, kNone), std::vector<double>(plan.q_blocks, kNone)};
+  double mass = 0;  // Σ_j 2^(c_t - c_j) over the keys up to t in t's document
+  for (int64_t t = padding(p, b); t < plan.k_len; ++t) {
+    mass = segments[t] == t ? 1 : 1 + mass * std::exp2(sums[t] - sums[t - 1]);
+    if ((t + 1) % kBlock == 0) marks.keys[t / kBlock] = std::log2(mass) - sums[t];
+    const int64_t q_block = t / kBlock - plan.first_q_block;
+    if (q_block < 0 || t != plan.q_begin(q_block)) continue;
+    marks.rows[q_block] = (plan.first_key(segments, t) == segments[t] ? std::log2(mass) : 0) - sums[t];
   }
-  double bound;
-  if (p.logit_bound != nullptr) {
-    bound = p.logit_bound[h];
-  } else {
-    const int64_t begin = padding(p, b), q_offset = p.k_len - p.q_len;
-    const int64_t q_begin = std::max<int64_t>(begin - q_offset, 0), kv_head = h / (p.heads / p.kv_heads);
-    const T* q = p.q + b * p.q_stride.batch + h * p.q_stride.head + q_begin * p.q_stride.time;
-    const T* k = p.k + b * p.k_stride.batch + kv_head * p.k_stride.head + begin * p.k_stride.time;
-    bound = std::abs(p.scale) * largest_norm(q, p.q_len - q_begin, p.q_stride.time, p.head_dim) *
-            largest_norm(k, p.k_len - begin, p.k_stride.time, p.head_dim);
+  return marks;
+}
+
+// The least of each block's rows, and of all behind it: key_begin must not fall.
+void mark_rows_by_lse(const double* lse, const double* sums, const ForgettingAttnPlan& plan, PruningMarks& marks) {
+  double least = std::numeric_limits<double>::infinity();
+  for (int64_t i = plan.q_blocks - 1; i >= 0; --i) {
+    for (int64_t t = plan.q_begin(i); t < plan.q_end(i); ++t) {
+      const double lse_t = lse[t - plan.q_offset];
+      if (lse_t > -std::numeric_limits<double>::infinity()) least = std::min(least, lse_t * kLog2e - sums[t]);
+    }
+    marks.rows[i] = least;
   }
-  bound *= 1 + 1e-4;  // norms and logits are rounded
-  return -2 * bound - std::log(static_cast<double>(p.k_len)) + p.log_pruning_tolerance;
 }
 
 template <class T>
-void fill_key_begin(const ForgettingAttnParams<T>& p, int64_t b, int64_t h, ForgettingAttnPlan& plan) {
+void fill_key_begin(const ForgettingAttnParams<T>& p, int64_t b, int64_t h, const double* lse,
+                    ForgettingAttnPlan& plan) {
+  constexpr double kLseError = 1.0 / 256;  // in case it comes from weights of 16 bits
   const int64_t head = b * p.heads + h;
   const int32_t* segments = plan.segments(head);
   const double* sums = plan.gates(head);
-  const double threshold = pruning_threshold(p, b, h) * kLog2e;
-  int64_t block = 0;  // never moves back: decay only grows with distance and segments only rise
+  PruningMarks marks;
+  double share = -std::numeric_limits<double>::infinity();
+  if (is_pruned(p)) {
+    marks = decay_marks(p, b, segments, sums, plan);
+    if (lse != nullptr) mark_rows_by_lse(lse + head * p.q_len, sums, plan, marks);
+    const double bound = logit_bound(p, b, h);
+    share = kLog2e * (p.log_pruning_tolerance - (lse != nullptr ? bound + kLseError : 2 * bound));
+  }
+  int64_t block = 0;  // never moves back: marks and segments only rise
   for (int64_t i = 0; i < plan.q_blocks; ++i) {
     const int64_t row = plan.q_begin(i), diagonal = plan.diagonal(i);
     block = std::min(std::max(block, plan.first_key(segments, row) / kBlock), diagonal);
-    while (sums != nullptr && block < diagonal && sums[row] - sums[(block + 1) * kBlock - 1] < threshold) ++block;
+    while (is_pruned(p) && block < diagonal && marks.keys[block] < marks.rows[i] + share) ++block;
     plan.key_begin[head * plan.q_blocks + i] = static_cast<int32_t>(block);
   }
 }
@@ -139,7 +183,7 @@ BadGate find_bad_gate(const ForgettingAttnParams<T>& p) {
 }
 
 template <class T>
-ForgettingAttnPlan make_plan(const ForgettingAttnParams<T>& p) {
+ForgettingAttnPlan make_plan(const ForgettingAttnParams<T>& p, const double* lse) {
   ForgettingAttnPlan plan;
   plan.k_len = p.k_len;
   plan.q_offset = p.k_len - p.q_len;
@@ -155,7 +199,7 @@ ForgettingAttnPlan make_plan(const ForgettingAttnParams<T>& p) {
                   [&](int64_t begin, int64_t end, int64_t) {
                     for (int64_t head = begin; head < end; ++head) {
                       fill_segments(p, head / p.heads, head % p.heads, plan);
-                      fill_key_begin(p, head / p.heads, head % p.heads, plan);
+                      fill_key_begin(p, head / p.heads, head % p.heads, lse, plan);
                     }
                   });
   return plan;
@@ -178,8 +222,8 @@ std::vector<double> forgetting_attn_kept_share(const ForgettingAttnParams<T>& p)
 
 template BadGate find_bad_gate(const ForgettingAttnParams<float>&);
 template BadGate find_bad_gate(const ForgettingAttnParams<double>&);
-template ForgettingAttnPlan make_plan(const ForgettingAttnParams<float>&);
-template ForgettingAttnPlan make_plan(const ForgettingAttnParams<double>&);
+template ForgettingAttnPlan make_plan(const ForgettingAttnParams<float>&, const double*);
+template ForgettingAttnPlan make_plan(const ForgettingAttnParams<double>&, const double*);
 template std::vector<double> forgetting_attn_kept_share(const ForgettingAttnParams<float>&);
 template std::vector<double> forgetting_attn_kept_share(const ForgettingAttnParams<double>&);
 

@@ -39,7 +39,8 @@ struct ForgettingAttnPlan {
   }
 };
 
+/// `lse` of the rows (batch, heads, q_len), where it is known, lets pruning leave out more.
 template <class T>
-ForgettingAttnPlan make_plan(const ForgettingAttnParams<T>& params);
+ForgettingAttnPlan make_plan(const ForgettingAttnParams<T>& params, const double* lse = nullptr);
 
 }  // namespace fox::kernels

@@ -52,7 +52,7 @@ size_t layout_backward(const ForgettingAttnParams& p, BackwardArgs* a) {
   a->section_heads = static_cast<int>(std::clamp<int64_t>(kL2Bytes / head_bytes, 1, kv_heads));
 
   const size_t rows = size_t(p.batch) * p.query_heads * a->padded_rows, tiles = rows / tile_rows;
-  size_t used = layout_prefix(p, p.workspace, &a->prefix);
+  size_t used = layout_prefix(p, p.workspace, &a->prefix, Pass::kBackward);
   auto take = [&](auto*& pointer, size_t count) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(static_cast<char*>(p.workspace) + used);
     used += (count * sizeof(*pointer) + 255) / 256 * 256;

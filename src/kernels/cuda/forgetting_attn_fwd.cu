@@ -39,7 +39,7 @@ extern "C" size_t fox_forgetting_attn_forward_workspace(const ForgettingAttnPara
   Sm80Args args;
   if (runs_on_sm80_kernels(*params)) return layout_sm80(*params, false, &args);
   ForgettingAttnPrefix prefix;
-  return layout_prefix(*params, nullptr, &prefix, true);
+  return layout_prefix(*params, nullptr, &prefix, Pass::kForward);
 }
 
 extern "C" int fox_forgetting_attn_forward(const ForgettingAttnParams* params, cudaStream_t stream) {
@@ -47,7 +47,7 @@ extern "C" int fox_forgetting_attn_forward(const ForgettingAttnParams* params, c
   if (const char* wrong = check_params(*params)) return fail(wrong);
   if (runs_on_sm80_kernels(*params)) return forward_sm80(*params, stream);
   ForgettingAttnPrefix prefix;
-  const size_t needed = layout_prefix(*params, params->workspace, &prefix, true);
+  const size_t needed = layout_prefix(*params, params->workspace, &prefix, Pass::kForward);
   if (!params->workspace || params->workspace_bytes < needed) return fail("the workspace is too small");
   int multiprocessors = 0;
   if (cudaError_t error = count_multiprocessors(&multiprocessors)) return fail("CUDA device", error);

@@ -45,31 +45,46 @@ struct alignas(128) BiasTile {
   float4 end;  ///< hi, lo of the prefix at the ends of the two blocks
 };
 
+/// What is made of the gates of a block of 64 keys on its own, in units of log2.
+struct alignas(16) BlockSums {
+  float total;     ///< of the gates
+  float mass;      ///< Σ_j 2^(c_e - c_j) over the keys j of the block that are not padding, e its last one
+  float row;       ///< forward: c, from the block's start, of the query block's first row that stands in the block;
+                   ///< backward: min_i (lse_i - c_i) over the rows that stand in it
+  float row_mass;  ///< forward: Σ_j 2^(c_i - c_j) of that row over the keys of the block
+};
+
+enum class Pass : int32_t { kForward, kBackward };
+
 /// Pointers into the workspace. Sizes: BH = batch * query_heads, key_blocks = ceil(key_len / 128) * 2 (so that 128-key
 /// tiles find whole entries), query_blocks = ceil(query_len / 64). Blocks are of 64 keys or query rows throughout.
 struct ForgettingAttnPrefix {
-  float* r;             ///< (BH, key_blocks * 64), slots permuted by bias_slot; NULL without gates
-  float2* block;        ///< (BH, key_blocks): hi, lo of the prefix before the block; NULL without gates
-  BiasTile* bias;       ///< (BH, key_blocks / 2), for forward only, else NULL
-  int32_t* key_begin;   ///< (BH, query_blocks): first key block that some row of the query block needs
   int32_t* kept;        ///< (BH): number of (query block, key block) pairs kept, for sorting
+  int32_t* key_begin;   ///< (BH, query_blocks): first key block that some row of the query block needs
+  BlockSums* sums;      ///< (BH, key_blocks); NULL without gates
+  float* r;             ///< (BH, key_blocks * 64), slots permuted by bias_slot; NULL without gates, and but for
+                        ///< backward on SM90 without room
+  float2* block;        ///< (BH, key_blocks): hi, lo of the prefix before the block; for backward on SM90, else NULL
+  BiasTile* bias;       ///< (BH, key_blocks / 2); for forward on SM90, else NULL
   int32_t* query_end;   ///< (BH, key_blocks): one past the last query block that needs the key block (0: none does);
                         ///< NULL for forward, whose tiles are of queries
   int32_t* near_begin;  ///< (BH, query_blocks): first key block that is not far (kLogNearShare) from some row of the
-                        ///< query block; NULL: 0, since no bound of the logits is known or far blocks are pruned
+                        ///< query block; NULL: 0, since no bound of the logits is known or far blocks are pruned, and
+                        ///< for backward
   int32_t* near_end;    ///< (BH, key_blocks): one past the last query block that the key block is not far from; NULL
-                        ///< for forward, and where near_begin is
+                        ///< for forward, and for the same reasons
   int32_t* lower;       ///< (batch, query_len): first key that a row may see; NULL if always 0
   int32_t* head_order;  ///< (BH): b * query_heads + h, most kept blocks first; NULL: natural order
+  float* marks;         ///< the scan's own, where they do not fit in shared memory
   int32_t* counters;    ///< (kCounters): zeroed by the scan; [0] forward's tile scheduler, [1..] backward's
   int32_t key_blocks, query_blocks;
+  Pass pass;
 };
 constexpr int kCounters = 16;
 
 /// Lays the prefix out from `workspace` on; returns the bytes used (a multiple of 256). Pointers are valid only if
 /// workspace is not NULL. The backward pass puts its own buffers behind it.
-size_t layout_prefix(const ForgettingAttnParams& params, void* workspace, ForgettingAttnPrefix* prefix,
-                     bool forward = false);
+size_t layout_prefix(const ForgettingAttnParams& params, void* workspace, ForgettingAttnPrefix* prefix, Pass pass);
 
 /// Fills all of it. Returns cudaSuccess or the launch error. The kernels let the next one start early: see launch.h.
 cudaError_t launch_prefix(const ForgettingAttnParams& params, const ForgettingAttnPrefix& prefix, cudaStream_t stream);

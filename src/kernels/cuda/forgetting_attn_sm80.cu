@@ -152,7 +152,7 @@ size_t layout_sm80(const ForgettingAttnParams& p, bool backward, Sm80Args* a) {
   a->padded_rows = (p.query_len + 63) / 64 * 64, a->padded_keys = (p.key_len + 63) / 64 * 64;
   a->scale = p.scale, a->sigma = static_cast<float>(p.scale * kLog2e);
   const size_t heads = size_t(p.batch) * p.query_heads;
-  size_t used = layout_prefix(p, p.workspace, &a->prefix);
+  size_t used = layout_prefix(p, p.workspace, &a->prefix, backward ? Pass::kBackward : Pass::kForward);
   auto take = [&](auto*& pointer, size_t count) {
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(static_cast<char*>(p.workspace) + used);
     used += (count * sizeof(*pointer) + 255) / 256 * 256;

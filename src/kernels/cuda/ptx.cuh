@@ -181,11 +181,10 @@ struct Bf16Triple {
   uint32_t high, middle, low;  // bits
 };
 __device__ __forceinline__ Bf16Triple split_bf16(float x) {
-  const __nv_bfloat16 high = __float2bfloat16_rn(x);
-  const float rest = x - __bfloat162float(high);
-  const __nv_bfloat16 middle = __float2bfloat16_rn(rest);
-  const __nv_bfloat16 low = __float2bfloat16_rn(rest - __bfloat162float(middle));
-  return {__bfloat16_as_ushort(high), __bfloat16_as_ushort(middle), __bfloat16_as_ushort(low)};
+  const uint32_t high = __float_as_uint(x) & 0xffff0000u;  // 8 of its 24 digits each, so cutting off loses nothing
+  const float rest = x - __uint_as_float(high);
+  const uint32_t middle = __float_as_uint(rest) & 0xffff0000u;
+  return {high >> 16, middle >> 16, __float_as_uint(rest - __uint_as_float(middle)) >> 16};
 }
 constexpr uint32_t kBf16One = 0x3f80;
 
