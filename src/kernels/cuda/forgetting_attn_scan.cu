@@ -65,7 +65,8 @@ struct GateTile {
   __device__ __forceinline__ void load(const ForgettingAttnParams& a) const {
     const int inverse = int(__fdividef(65536.f, float(heads))) + 1;  // x * inverse >> 16 is x / heads for x <= 256
     const int step = kGateThreads * inverse >> 16, key = threadIdx.x * inverse >> 16, head = threadIdx.x - key * heads;
-    const int end = min(kBiasBlock, a.key_len - n * kBiasBlock);
+    const int keys = key < step ? kBiasBlock : 0;  // the last threads may have none
+    const int end = min(keys, a.key_len - n * kBiasBlock);
     const float* log_f = a.log_f.data + b * a.log_f.stride_b + (int64_t{n} * kBiasBlock + key) * a.log_f.stride_t +
                          (first_head + head) * a.log_f.stride_h;
     float gate[kGatesAThread];  // all on their way before one is looked at
@@ -80,10 +81,10 @@ struct GateTile {
     for (int e = 0; e < kGatesAThread; ++e) {
       const int j = key + e * step;
       is_bad |= !(gate[e] <= 0.f);
-      if (j < kBiasBlock) row[head][j] = usable_gate(gate[e]) * float(kLog2e);
+      if (j < keys) row[head][j] = usable_gate(gate[e]) * float(kLog2e);
     }
     if (!is_bad || a.bad_gate == nullptr) return;
-    for (int j = key; j < kBiasBlock; j += step)
+    for (int j = key; j < keys; j += step)
       if (isnan(row[head][j]))  // this thread has written it
         *static_cast<volatile uint64_t*>(a.bad_gate) = bad_gate_place(b, n * kBiasBlock + j, first_head + head);
   }
@@ -196,7 +197,8 @@ __global__ void __launch_bounds__(kGateThreads) gate_blocks_kernel(const __grid_
   const int first_row = (a.key_len - a.query_len) & (kBiasBlock - 1);
   const bool is_second = threadIdx.x % 32 >= kHalfWarp;
   for (int h = threadIdx.x / 32 * 2; h < tile.heads; h += 2 * kWarps) {  // two heads a warp
-    const int own = min(h + is_second, tile.heads - 1), key = threadIdx.x % kHalfWarp * 4;
+    const bool exists = h + is_second < tile.heads;                      // of an odd number of heads the last is alone
+    const int own = exists ? h + is_second : h, key = threadIdx.x % kHalfWarp * 4;
     const int64_t place = first + int64_t{own} * out.key_blocks;
     const BlockLse<Lse> rows(a, tile, own, key);
     const BlockPrefix prefix(gates[own], key);
@@ -210,8 +212,8 @@ __global__ void __launch_bounds__(kGateThreads) gate_blocks_kernel(const __grid_
     } else {
       sums.row = rows.least(prefix);
     }
-    if (key == 0) out.sums[place] = sums;
-    if (!std::is_void_v<Lse> && out.block) {
+    if (exists && key == 0) out.sums[place] = sums;
+    if (!std::is_void_v<Lse> && exists && out.block) {
       float2* r = reinterpret_cast<float2*>(out.r + place * kBiasBlock);
       r[bias_slot(key) / 2] = {prefix.c[0], prefix.c[1]};
       r[bias_slot(key + 2) / 2] = {prefix.c[2], prefix.c[3]};
@@ -221,7 +223,7 @@ __global__ void __launch_bounds__(kGateThreads) gate_blocks_kernel(const __grid_
       bias.x = (prefix.total - prefix.c[0]) * to_score, bias.y = (prefix.total - prefix.c[1]) * to_score;
       bias.z = (prefix.total - prefix.c[2]) * to_score, bias.w = (prefix.total - prefix.c[3]) * to_score;
       __syncwarp();
-      *reinterpret_cast<float4*>(gates[own] + key) = bias;
+      if (exists) *reinterpret_cast<float4*>(gates[own] + key) = bias;
       __syncwarp();
       write_bias(out, tile, first, h);
     }
