@@ -15,9 +15,9 @@ namespace fox::ops {
 /// ranks of the group call it together, and their backward passes too. Options as there, but for seq_start and
 /// cu_seqlens, which are refused. Differentiable in q, k, v and log_f (once).
 ///
-/// With pruning the same keys are left out as in the unsplit operator (where Tc is a multiple of its blocks of 64), and
-/// what a rank need not see is not sent to it: |O - O_dense| <= 2ε max|V| holds as there. A log_f above 0 or NaN makes
-/// the whole output NaN on all ranks alike instead of throwing on one of them, whom the others would wait for.
+/// With pruning what a rank need not see is not sent to it, and |O - O_dense| <= 2ε max|V| holds as in the unsplit
+/// operator, though not the very same keys are left out. A log_f above 0 or NaN makes the whole output NaN on all ranks
+/// alike instead of throwing on one of them, whom the others would wait for.
 at::Tensor forgetting_attn_split(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const std::optional<at::Tensor>& log_f, const ForgettingAttnOptions& options,
                                  const std::shared_ptr<const dist::SequenceShard>& shard);

@@ -9,7 +9,7 @@
 namespace fox::ops {
 namespace {
 
-// The operator's blocks of keys: a range that begins with one is pruned as the same keys are in the whole sequence.
+// The operator's blocks of keys, so that a range's blocks are some of the whole sequence's.
 constexpr int64_t kKeyBlock = 64;
 // Below this a gate resets: what is before it weighs nothing. Keeps infinities out of the sums.
 constexpr double kResetGate = -1e6;
