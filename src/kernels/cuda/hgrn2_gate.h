@@ -2,31 +2,19 @@
 
 #include <cuda_runtime.h>
 
-#include <cstdint>
+#include "kernels/cuda/logit_rows.h"
 
 namespace fox::cuda {
 
-/// HGRN2's forget gates and keys from their logits (ops/hgrn2_gate.h). T: __nv_bfloat16, __half, float, double; A: what
-/// T is computed in.
+/// HGRN2's forget gates and keys (ops/hgrn2_gate.h): log_g, k (rows × channels, contiguous).
+/// p.per_channel: the lower bound, nullptr for 0.
 template <class T, class A>
-struct Hgrn2GateParams {
-  const T* logits;  ///< rows × channels, rows `stride` elements apart
-  int64_t stride;
-  const A* lower;  ///< channels, contiguous from a 16-byte boundary on; or nullptr for 0
-  int64_t rows, channels;
-};
-
-/// log_g, k (rows × channels, contiguous).
-template <class T, class A>
-cudaError_t hgrn2_gate(const Hgrn2GateParams<T, A>& p, A* log_g, T* k, cudaStream_t stream);
-
-/// Rows of `channels` that hgrn2_gate_backward leaves partial sums in.
-int64_t hgrn2_gate_partials(int64_t rows);
+cudaError_t hgrn2_gate(const LogitRows<T, A>& p, A* log_g, T* k, cudaStream_t stream);
 
 /// From dlog_g and dk: dlogits, all contiguous; and, where there is a lower bound, of each row of `partials` a part of
-/// its gradient: sum_rows makes it of them.
+/// its gradient.
 template <class T, class A>
-cudaError_t hgrn2_gate_backward(const Hgrn2GateParams<T, A>& p, const A* dlog_g, const T* dk, T* dlogits, A* partials,
+cudaError_t hgrn2_gate_backward(const LogitRows<T, A>& p, const A* dlog_g, const T* dk, T* dlogits, A* partials,
                                 cudaStream_t stream);
 
 }  // namespace fox::cuda
