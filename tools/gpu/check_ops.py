@@ -249,12 +249,19 @@ def short_conv_cases(fox):
                 lambda x, w, p: naive_short_conv(x, w, None, p), [x, w, before]
             yield f"short_conv {B}x{T}x{C}, {K} taps, bias, tokens before", fox.short_conv, naive_short_conv, \
                 [x.contiguous(), w.contiguous(), bias, before]
+        if B == 1:  # a last token of which only tokens behind the end would make too much
+            huge, last = x[:1] / 16, w.clone()
+            huge[:, -1], last[-2], last[-1] = 2e37, 40, 5e-38
+            yield f"short_conv {T}x{C}, {K} taps, huge at the end", fox.short_conv, naive_short_conv, [huge, last]
         if B == 1 or T == 7:
             cu = torch.tensor([0, 1, 4, 4, T // 2 + 2, T - 1, T])
             document = torch.searchsorted(cu, torch.arange(T), right=True)
             yield f"short_conv {T}x{C}, {K} taps, documents", \
                 lambda x, w, b, c=cu: fox.short_conv(x, w, b, cu_seqlens=c.to(x.device)), \
                 lambda x, w, b, d=document: naive_short_conv(x, w, b, None, d), [x[:1], w, bias]
+    # So many channels that the runs of a GPU's lanes are long enough for their middle, which has no checks.
+    yield "short_conv 2x64x33792, 4 taps, bias", fox.short_conv, naive_short_conv, \
+        [torch.randn(2, 64, 33792), torch.randn(4, 33792) / 2, torch.randn(33792)]
 
 
 def cases():
@@ -310,6 +317,8 @@ def check(names, out_dir):
         for dtype in [torch.bfloat16, torch.float16] + ([] if attention else [torch.float32, torch.float64]):
             # Values that all dtypes agree on, and a gate's float32 whatever the rest is.
             rounded = [t if attention and i == 3 else t.to(dtype) for i, t in enumerate(tensors)]
+            if not all(t.isfinite().all() for t in rounded):  # float16 does not reach so far
+                continue
             doubles = [t.double() for t in rounded]
             cotangents = [torch.randn(o.shape).to(dtype).double() for o in as_tuple(function(*doubles))]
             exact = run(function, doubles, cotangents)

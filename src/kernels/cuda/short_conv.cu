@@ -244,14 +244,16 @@ struct Walk {
     dy += lane.p.channels;
   }
 
-  /// Token t sends its share to itself and those before. Only the run's own tokens count for the sums.
-  __device__ void send(A (&g)[N], int reach, bool counts) {
+  /// Token t sends its share to itself and those before, if there is such a token: what is behind the end has a
+  /// gradient of 0, which times what the tokens before make of it may be NaN. Only the run's own tokens count for the
+  /// sums.
+  __device__ void send(A (&g)[N], int reach, bool exists, bool counts) {
     A z[N];
     lane.convolve(x, reach, z);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const A s = sigmoid<T>(z[i]), silu = z[i] * s;
-      g[i] *= s + silu * (1 - s);  // the gradient of z
+      g[i] = exists ? g[i] * (s + silu * (1 - s)) : A(0);  // the gradient of z
       share[0][i] = lane.w[kPast][i] * g[i];
     }
 #pragma unroll
@@ -274,7 +276,8 @@ struct Walk {
       unpack(next_x[ahead], x[0]), unpack(next_dy[ahead], g);
       next_x[ahead] = {}, next_dy[ahead] = {};
       if (kInside || t + kAhead < have) fetch(ahead);
-      send(g, kInside || t < have ? lane.reach(t) : 0, kInside || t < own);
+      const bool exists = kInside || t < have;
+      send(g, exists ? lane.reach(t) : 0, exists, kInside || t < own);
       // Nobody behind t sends anything to the token K - 1 before it.
       Raw<T, N> out;
       out.pack(share[kPast]);
