@@ -14,6 +14,10 @@
 // that step adds bias_j - bias_i or nearly so, since there c may fall by thousands while the keys that matter lie next
 // to the row.
 //
+// Keys that together are less of a row than rounding its weights changes it by, whatever their logits, are far (see
+// log_near_share): their tiles have no bias step. To a row they decay by all of c_i, more than they do, so that most of
+// them become zeros.
+//
 // The maximum kept may lag the true one by kMaxLag, so that O is nearly never rescaled. Where the caller's bound of the
 // logits shows that no weight can leave the range of its type, the maximum is not computed at all.
 
@@ -82,9 +86,10 @@ struct alignas(128) BiasStage {
 };
 
 /// What a row brings to the bias, in log2 units.
-struct RowBias {
-  float shift;      // c_i - the warpgroup's reference
-  float own_shift;  // what ForwardSmem::own_bias leaves of c_i - c_e in its own block
+struct alignas(16) RowBias {
+  float shift;        // c_i - the warpgroup's reference
+  float own_shift;    // what ForwardSmem::own_bias leaves of c_i - c_e in its own block
+  float since_start;  // c_i
 };
 
 template <typename Tr>
@@ -142,24 +147,22 @@ struct ForwardProducer {
   __device__ __forceinline__ void load_key(const Info& t, int kv_head, const BiasTile* bias, int n) {
     ptx::mbarrier_wait(&smem.k_empty[k.slot], k.parity ^ 1);
     uint64_t* bar = &smem.k_full[k.slot];
-    // Of a tile that is far from all rows (and needs no mask) only its end matters.
-    const bool has_rows = n >= t.n_near[0] || a.prefix.lower != nullptr;
-    constexpr int kRowBytes = Tr::kBlockN * 16;
-    ptx::mbarrier_arrive_expect_tx(bar, Tr::kKeyBytes + (Tr::kGate ? (has_rows ? kRowBytes : 0) + 16 : 0));
+    // A tile that is far from all rows needs no biases, unless it may need a mask.
+    const bool has_bias = Tr::kGate && (n >= t.n_near[0] || a.prefix.lower != nullptr);
+    constexpr int kRowBytes = Tr::kBlockN * 16, kEndBytes = 16;
+    ptx::mbarrier_arrive_expect_tx(bar, Tr::kKeyBytes + (has_bias ? kRowBytes + kEndBytes : 0));
 #pragma unroll
     for (int panel = 0; panel < Tr::kPanels; ++panel)
       ptx::tma_load_4d(smem.k[k.slot] + panel * Tr::kKeyPanelBytes, &a.k, bar, panel * 64, n * Tr::kBlockN, kv_head,
                        t.batch, ptx::kEvictLast);
-    if constexpr (Tr::kGate) {
+    if (has_bias) {
       const BiasTile& tile_bias = bias[n * Tr::kBlockN / 128];
       auto& stage = smem.bias[k.slot];
       if constexpr (Tr::kBlockN == 128) {
-        const uint32_t from = has_rows ? 0 : kRowBytes;
-        ptx::bulk_load(reinterpret_cast<char*>(&stage) + from, reinterpret_cast<const char*>(&tile_bias) + from,
-                       kRowBytes + 16 - from, bar);
+        ptx::bulk_load(&stage, &tile_bias, kRowBytes + kEndBytes, bar);
       } else {
-        if (has_rows) ptx::bulk_load(stage.row, tile_bias.row + n % 2 * 64, kRowBytes, bar);
-        ptx::bulk_load(&stage.end, &tile_bias.end, 16, bar);
+        ptx::bulk_load(stage.row, tile_bias.row + n % 2 * 64, kRowBytes, bar);
+        ptx::bulk_load(&stage.end, &tile_bias.end, kEndBytes, bar);
       }
     }
     k.advance();
@@ -250,8 +253,9 @@ struct ForwardPreparer {
     for (int i = 0; i < 2; ++i) {
       const int row = group * 64 + lane + 32 * i;
       const float hi = __uint_as_float(entry[i].x << 16), mid = __uint_as_float(entry[i].x & 0xffff0000),
-                  lo = __uint_as_float(entry[i].y << 16), own_shift = -(mid + lo) * a.scale_log2;
-      smem.row_bias[q.slot][row] = {pair_difference(end[i], reference) - hi * a.scale_log2 + own_shift, own_shift};
+                  lo = __uint_as_float(entry[i].y << 16), own_shift = -(mid + lo) * a.scale_log2,
+                  from_end = own_shift - hi * a.scale_log2;
+      smem.row_bias[q.slot][row] = {pair_difference(end[i], reference) + from_end, own_shift, end[i].x + from_end};
       const uint64_t own = uint64_t{__float_as_uint(-hi) >> 16} << position[i] / kBiasBlock % 4 * 16;
       smem.own_bias[q.slot][row] = {kOnes, ptx::kBf16One | uint32_t(own) << 16, uint32_t(own >> 16),
                                     uint32_t(own >> 48)};
@@ -278,8 +282,8 @@ struct ForwardPreparer {
 
 // ------------------------------------------------------------------------------------------------------- consumer
 
-/// A key tile that rows see as a whole, one of far blocks (kLogNearShare), one across the diagonal, or one that the
-/// window or a document's start cuts.
+/// A key tile that rows see as a whole, one of far blocks, one across the diagonal, or one that the window or a
+/// document's start cuts.
 enum class Where { kInside, kFar, kDiagonal, kEdge };
 template <Where kWhere>
 constexpr bool kIsMasked = kWhere == Where::kDiagonal || kWhere == Where::kEdge;
@@ -353,10 +357,17 @@ struct ForwardConsumer {
     ptx::wgmma_commit();
   }
 
-  /// c_i - c_e for this thread's rows and the blocks of key tile n.
+  /// c_i - c_e for this thread's rows and the blocks of key tile n. In a far tile that is the same as in the one before
+  /// and loaded all the same: at D 64 a softmax that begins at once keeps the next warpgroup from issuing.
   template <Where kWhere>
   __device__ __forceinline__ void block_shift(float (&shift)[kHalves][2], int n) const {
-    if constexpr (Tr::kGate) {
+    if constexpr (kWhere == Where::kFar) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        const float4 bias = ptx::lds128(&smem.row_bias[q.slot][group * 64 + own_row() + 8 * row].shift);
+        for (int half = 0; half < kHalves; ++half) shift[half][row] = bias.z;
+      }
+    } else if constexpr (Tr::kGate) {
       const float4 end = ptx::lds128(&smem.bias[k.slot].end.x);
       const float2 even = {end.x, end.y}, odd = {end.z, end.w};
 #pragma unroll

@@ -23,12 +23,6 @@ constexpr int kBiasBlock = 64;
 constexpr float kMinLogF = -1000.f;
 constexpr double kLog2e = 1.4426950408889634;
 
-/// ln of the share of a row below which it does not matter what the single keys of far blocks weigh: a unit in the last
-/// place of float32, 2^-24, for all of them together. Such blocks are not left out, but their keys are taken to decay
-/// as the last of them does and nothing is taken to flow from them to gates, which spares the kernels the biases of
-/// single keys and the sums of dS.
-constexpr float kLogNearShare = -16.6355f;
-
 /// Where key j % 64 of a block lies in its 64 entries of `r`: the four entries that one thread of an accumulator
 /// layout needs (columns 8g + 2q, +1 of two adjacent groups g) are one 16-byte word.
 __host__ __device__ constexpr int bias_slot(int key) {
@@ -56,6 +50,16 @@ struct alignas(16) BlockSums {
 
 enum class Pass : int32_t { kForward, kBackward };
 
+/// ln of the share of a row below which it does not matter what the keys of far blocks weigh, all of them together:
+/// forward 1/128 of what rounding may change a weight by, 2^-16 for bf16 and 2^-19 for fp16, backward a unit in the
+/// last place of float32, 2^-24. Such blocks are not left out, but forward their keys are taken to decay by all of c_i,
+/// more than they do, and backward nothing is taken to flow from them to gates, which spares the kernels the biases of
+/// single keys and the sums of dS.
+__host__ __device__ constexpr float log_near_share(int32_t dtype, Pass pass) {
+  if (pass == Pass::kBackward) return -16.6355f;
+  return dtype == kFoxFloat16 ? -13.1698f : -11.0904f;
+}
+
 /// Pointers into the workspace. Sizes: BH = batch * query_heads, key_blocks = ceil(key_len / 128) * 2 (so that 128-key
 /// tiles find whole entries), query_blocks = ceil(query_len / 64). Blocks are of 64 keys or query rows throughout.
 struct ForgettingAttnPrefix {
@@ -68,7 +72,7 @@ struct ForgettingAttnPrefix {
   BiasTile* bias;       ///< (BH, key_blocks / 2); for forward on SM90, else NULL
   int32_t* query_end;   ///< (BH, key_blocks): one past the last query block that needs the key block (0: none does);
                         ///< NULL for forward, whose tiles are of queries
-  int32_t* near_begin;  ///< (BH, query_blocks): first key block that is not far (kLogNearShare) from some row of the
+  int32_t* near_begin;  ///< (BH, query_blocks): first key block that is not far (log_near_share) from some row of the
                         ///< query block; NULL: 0, since no bound of the logits is known or far blocks are pruned, and
                         ///< for backward
   int32_t* near_end;    ///< (BH, key_blocks): one past the last query block that the key block is not far from; NULL

@@ -232,14 +232,13 @@ __global__ void __launch_bounds__(kGateThreads) gate_blocks_kernel(const __grid_
 
 // ------------------------------------------------------------------------------------------------ prefixes of blocks
 
-/// Σ_j 2^(c_e - c_j) over the keys of consecutive blocks, e the last of them, and `far`, the same with each key taken
-/// to decay as the last of its block; what came before decays by 2^decay on the way through.
+/// Σ_j 2^(c_e - c_j) over the keys of consecutive blocks, e the last of them; what came before decays by 2^decay on the
+/// way through.
 struct Mass {
-  float decay, keys, far;
+  float decay, keys;
 };
 __device__ __forceinline__ Mass operator+(const Mass& left, const Mass& right) {
-  const float through = ptx::ex2(right.decay);
-  return {left.decay + right.decay, fmaf(left.keys, through, right.keys), fmaf(left.far, through, right.far)};
+  return {left.decay + right.decay, fmaf(left.keys, ptx::ex2(right.decay), right.keys)};
 }
 
 /// What blocks of keys and rows are compared by, see prefix_kernel().
@@ -265,12 +264,11 @@ __device__ void sum_blocks(const ForgettingAttnParams& a, const ForgettingAttnPr
     const int block = chunk + threadIdx.x;
     const BlockSums own = block < out.key_blocks ? out.sums[row * out.key_blocks + block] : BlockSums{};
     double sum = own.total;
-    Mass mass{own.total, own.mass, out.near_begin ? float(kBiasBlock) : own.mass};
+    Mass mass{own.total, own.mass};
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const double left = __shfl_up_sync(0xffffffff, sum, step);
-      const Mass left_mass{__shfl_up_sync(0xffffffff, mass.decay, step), __shfl_up_sync(0xffffffff, mass.keys, step),
-                           __shfl_up_sync(0xffffffff, mass.far, step)};
+      const Mass left_mass{__shfl_up_sync(0xffffffff, mass.decay, step), __shfl_up_sync(0xffffffff, mass.keys, step)};
       if (lane >= step) sum += left, mass = left_mass + mass;
     }
     if (lane == 31) warp_total[warp] = sum, warp_mass[warp] = mass;
@@ -291,7 +289,7 @@ __device__ void sum_blocks(const ForgettingAttnParams& a, const ForgettingAttnPr
       if (out.block) out.block[row * out.key_blocks + block] = split(start);
       if (out.bias)
         reinterpret_cast<float2*>(&out.bias[(row * out.key_blocks + block) / 2].end)[block % 2] = split(sum);
-      marks.keys[block] = __double2float_ru(log2f(mass.far) - sum);
+      marks.keys[block] = __double2float_ru(log2f(mass.keys) - sum);
       const float row_keys = (sees_all ? keys_before * ptx::ex2(own.row) : 0.f) + own.row_mass;
       marks.rows[block] = out.pass == Pass::kBackward ? __double2float_rd(own.row - start)
                                                       : __double2float_rd(log2f(row_keys) - (start + own.row));
@@ -366,7 +364,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   const bool is_pruned = a.pruned && out.sums, has_near = out.near_begin || out.near_end;
   const float bound = is_pruned || has_near ? a.logit_bound[h] * 1.0001f : 0.f;  // logits are rounded
   const bool knows_lse = out.pass == Pass::kBackward;
-  const float share = (is_pruned ? a.log_tolerance : kLogNearShare) - (knows_lse ? bound + kLseError : 2 * bound);
+  const float share =
+      (is_pruned ? a.log_tolerance : log_near_share(a.dtype, out.pass)) - (knows_lse ? bound + kLseError : 2 * bound);
   if (threadIdx.x == 0) kept = 0;
   ptx::wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x < kCounters) out.counters[threadIdx.x] = 0;
