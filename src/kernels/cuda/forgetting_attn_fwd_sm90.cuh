@@ -357,8 +357,8 @@ struct ForwardConsumer {
     ptx::wgmma_commit();
   }
 
-  /// c_i - c_e for this thread's rows and the blocks of key tile n. In a far tile that is the same as in the one before
-  /// and loaded all the same: at D 64 a softmax that begins at once costs 6 %.
+  /// c_i - c_e for this thread's rows and the blocks of key tile n; in far tiles c_i, which is loaded for each of them
+  /// since at D 64 a softmax that begins at once costs 6 %.
   template <Where kWhere>
   __device__ __forceinline__ void block_shift(float (&shift)[kHalves][2], int n) const {
     if constexpr (kWhere == Where::kFar) {
