@@ -58,7 +58,7 @@ size_t layout_backward(const ForgettingAttnParams& p, BackwardArgs* a) {
     used += (count * sizeof(*pointer) + 255) / 256 * 256;
   };
   take(a->row_bias, tiles * row_table_floats(bias_by_mma(p.log_f.data != nullptr, dim), tile_rows));
-  take(a->delta, rows);
+  take(a->delta, rows * delta_floats(dim));
   take(a->dq_sum, rows * dim);
   take(a->row_residual, rows / 8);
   take(a->column_sum, size_t(p.batch) * p.query_heads * p.key_len);

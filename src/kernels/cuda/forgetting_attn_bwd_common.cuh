@@ -126,7 +126,7 @@ __device__ __forceinline__ void backward_load(const BackwardArgs& a, const Backw
                                               typename Tile::Shared& smem) {
   constexpr int kM = Tile::kM, kN = Tile::kN;
   constexpr uint32_t kKeyBytes = Tile::kPanels * kN * 128, kQueryBytes = Tile::kPanels * kM * 128;
-  constexpr uint32_t kBiasBytes = Tile::kRowTable * 4, kDeltaBytes = kM * 4;
+  constexpr uint32_t kBiasBytes = Tile::kRowTable * 4, kDeltaBytes = kM * 4 * Tile::kDeltaFloats;
   ptx::mbarrier_arrive_expect_tx(&smem.k_full, kKeyBytes);
   load_panels<Tile>(smem.k, &a.map_k, &smem.k_full, kN, w.n * kN, w.kv_head, w.batch);
   bool is_first = true;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void backward_load(const BackwardArgs& a, const Backw
       ptx::mbarrier_wait(&smem.do_empty[d_o.slot], d_o.parity ^ 1);
       ptx::mbarrier_arrive_expect_tx(&smem.do_full[d_o.slot], kQueryBytes + kDeltaBytes);
       load_panels<Tile>(smem.d_o[d_o.slot], &a.map_do, &smem.do_full[d_o.slot], kM, m * kM, head, w.batch);
-      ptx::bulk_load(smem.delta[d_o.slot], a.delta + row, kDeltaBytes, &smem.do_full[d_o.slot]);
+      ptx::bulk_load(smem.delta[d_o.slot], a.delta + row * Tile::kDeltaFloats, kDeltaBytes, &smem.do_full[d_o.slot]);
       d_o.advance();
     }
   }
@@ -202,7 +202,7 @@ __device__ __forceinline__ void backward_store_dq(const BackwardArgs& a, const B
       if (kGate && lane < Tile::kM / 8) {
         float sum = 0.f;
 #pragma unroll
-        for (int warp = 0; warp < 8; ++warp) sum += smem.residual[warp][lane];
+        for (int i = 0; i < 8; ++i) sum += smem.residual[8 * lane + i];
         atomicAdd(a.row_residual + row / 8 + lane, sum);
       }
       if (turn != nullptr) {
@@ -242,6 +242,28 @@ struct alignas(128) KeyBiasRows {
   uint4 row[kRows], zeros[64];
 };
 struct NoKeyBiasRows {};
+
+/// Operands that are ones where the tensor cores add up, see sums_by_mma(): columns beside a panel of K or Q, for any
+/// k16 step, and the side of V of the step that subtracts Δ, (1, 1, 1, 0 ...), with its second half.
+template <typename T, bool kUsed>
+struct Ones {
+  alignas(1024) T panel[16 * 64];
+  alignas(128) uint4 rows[64];
+  uint4 zeros[64];
+
+  /// Called by all threads of the CTA, which meet before any reads.
+  __device__ __forceinline__ void fill() {
+    const int x = threadIdx.x;
+    const uint32_t pair = ptx::pack2<T>(1.f, 1.f);
+    if (x < 128) reinterpret_cast<uint4*>(panel)[x] = {pair, pair, pair, pair};
+    if (x < 64) rows[x] = {ptx::kBf16One | ptx::kBf16One << 16, ptx::kBf16One, 0, 0}, zeros[x] = uint4{0, 0, 0, 0};
+    ptx::fence_proxy_async();
+  }
+};
+template <typename T>
+struct Ones<T, false> {
+  __device__ __forceinline__ void fill() {}
+};
 
 /// What a masked tile compares with: column x of the tile sees a key of this thread if x >= first, and if the key is
 /// not before the row's lower bound.
@@ -318,19 +340,19 @@ __device__ __forceinline__ float transpose_sum(float (&v)[kGroups], int lane) {
   return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 1);
 }
 
-/// dS = P (dP - Δ) as 16-bit pairs, its sums over queries (per key) and over keys and 8 queries (per group). P may be
-/// the operand of a WGMMA in flight: both only read it.
-template <typename T, bool kGate, int kCount>
+/// dS = P (dP - Δ) as 16-bit pairs (P dP if Δ has been subtracted), if asked for its sums over queries (per key) and
+/// over keys and 8 queries (per group). P may be the operand of a WGMMA in flight: both only read it.
+template <typename T, bool kSums, bool kSubtract, int kCount>
 __device__ __forceinline__ void score_gradient(const float (&dp)[kCount], const uint32_t (&p)[kCount / 2],
                                                uint32_t (&ds)[kCount / 2], const float* delta, float (&column)[2],
                                                float (&group)[kCount / 4]) {
 #pragma unroll
   for (int g = 0; g < kCount / 4; ++g) {
-    const float2 d = *reinterpret_cast<const float2*>(delta + 8 * g);
+    const float2 d = kSubtract ? *reinterpret_cast<const float2*>(delta + 8 * g) : float2{0.f, 0.f};
     const float2 p0 = unpack2<T>(p[2 * g]), p1 = unpack2<T>(p[2 * g + 1]);
     const float e0 = p0.x * (dp[4 * g] - d.x), e1 = p0.y * (dp[4 * g + 1] - d.y);
     const float e2 = p1.x * (dp[4 * g + 2] - d.x), e3 = p1.y * (dp[4 * g + 3] - d.y);
-    if (kGate) {
+    if (kSums) {
       const float key0 = e0 + e1, key1 = e2 + e3;
       column[0] += key0;
       column[1] += key1;
@@ -519,25 +541,31 @@ struct BackwardScores {
   }
 
   /// dQ as it lies in registers, 16 bytes a thread (the reduction is flat and the last kernel knows the order), and
-  /// the warp's sums of dS over groups of 8 queries.
-  template <int kCount>
-  __device__ __forceinline__ void store_dq(const float (&dq)[kCount], float residual) {
+  /// row sums of dS: the warp's over groups of 8 queries, or those that lie behind dQ.
+  template <int kSize>
+  __device__ __forceinline__ void store_dq(const float (&dq)[kSize], float residual) {
+    constexpr int kCount = kSize - Tile::kOnes / 2;
     constexpr int kLanes = 32 / (kScores / 4);  // lanes that hold one group of 8 queries
     ptx::named_barrier_sync(kBarrierDqEmpty + wg, 160);
     float4* out = reinterpret_cast<float4*>(smem.dq + wg * Tile::kDqPart0) + threadIdx.x % 128;
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i)
       out[i * 128] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-    if (kGate && lane % kLanes == 0) smem.residual[wg * 4 + warp][column0 / 8 + lane / kLanes] = residual;
+    if constexpr (Tile::kOnes > 0) {
+      const int row = wg * 64 + warp * 16 + lane / 4;
+      if (lane % 4 == 0) smem.residual[row] = dq[kCount], smem.residual[row + 8] = dq[kCount + 2];
+    } else if (kGate && lane % kLanes == 0) {
+      smem.residual[(column0 / 8 + lane / kLanes) * 8 + wg * 4 + warp] = residual;
+    }
   }
   __device__ __forceinline__ void send_dq() {
     ptx::fence_proxy_async();
     ptx::named_barrier_arrive(kBarrierDqFull + wg, 160);
   }
 
-  /// This warpgroup's part of dK or dV, through `panels` to global memory, 16 bytes a thread.
-  template <int kCount>
-  __device__ __forceinline__ void store_key_gradient(const float (&acc)[kCount], float factor, void* panels,
+  /// This warpgroup's part of dK or dV, the first kCount of acc, through `panels` to global memory, 16 bytes a thread.
+  template <int kCount, int kSize>
+  __device__ __forceinline__ void store_key_gradient(const float (&acc)[kSize], float factor, void* panels,
                                                      const FoxTensor& out) {
     constexpr int kChunks = kCount / 4;                            // of 8 columns
     const int first_chunk = Tile::kSharedKeys ? wg * kChunks : 0;  // a whole number of panels
@@ -598,6 +626,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     }
     ptx::fence_barrier_init();
   }
+  smem.ones.fill();
   __syncthreads();
   ptx::wait_for_previous_kernel();
   const BackwardWork w = backward_work<Tile::kM, Tile::kN>(a);

@@ -57,6 +57,16 @@ __device__ void write_row_biases(const BackwardArgs& a, int64_t head_row, int ti
   }
 }
 
+/// Δ of a row of the padded tables.
+__device__ __forceinline__ void write_delta(const BackwardArgs& a, int64_t row, float delta, bool by_mma) {
+  if (by_mma) {
+    const ptx::Bf16Triple part = ptx::split_bf16(-delta);
+    reinterpret_cast<uint4*>(a.delta)[row] = {part.high | part.middle << 16, part.low, 0, 0};
+  } else {
+    a.delta[row] = delta;
+  }
+}
+
 /// One block a tile of rows and (batch, head). kLanes lanes read a row, 16 bytes each.
 template <typename T, int kLanes>
 __global__ void __launch_bounds__(kPreThreads)
@@ -96,7 +106,8 @@ __global__ void __launch_bounds__(kPreThreads)
       float delta = dot8<T>(out[e], d_out[e]);
 #pragma unroll
       for (int step = kLanes / 2; step > 0; step /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, step);
-      if (lane == 0 && x < tile_rows) a.delta[row0 + x] = lse[e] != -INFINITY ? delta : 0.f;
+      if (lane == 0 && x < tile_rows)
+        write_delta(a, row0 + x, lse[e] != -INFINITY ? delta : 0.f, sums_by_mma(padded_dim));
     }
   }
 }

@@ -16,14 +16,15 @@
 // Roles (384 threads): warpgroup 0, warp 0 loads by TMA, warp 1 adds dQ to global memory by bulk reduction;
 // warpgroups 1 and 2 compute. The tensor cores see, per tile m and in this order,
 //     dP_m, dV_m, S_{m+1}, dQ_m, dK_m
-// and the other units work under them: dS_m under dV_m, its store and the barrier between the warpgroups under S_{m+1},
-// ex2 of tile m+1 and the store of dQ_m under dQ_m and dK_m. P is kept as 16-bit pairs, which makes this order fit. At
-// kM = 64 dP_{m+1} also starts before tile m is over, with half of ex2 under it. Tiles that need a mask, and the first
+// and the other units work under them: dS_m under dV_m, the barrier between the warpgroups under S_{m+1}, ex2 of tile
+// m+1 and the store of dQ_m under dQ_m and dK_m, at kM = 128 half of that ex2 under dP_{m+1}. P is kept as 16-bit
+// pairs, which makes this order fit. A turn of the loop goes from dS_m to dS_{m+1}: no other point has as little in
+// registers, and dP, which is the larger, never lives from one turn to the next. Tiles that need a mask, and the first
 // one, are prepared without any overlap: it keeps the masks' registers out of the loop.
 //
 // Budget, D = 64 (tile 128×128) / D = 128 (64×128), registers a consumer thread during ex2, the fullest moment:
-//     S 64/32, dQ 32/32, dK 32/64, dV 32/64, dS pairs 32/16 = 192/208 of 240; S turns into P pairs in place.
-// Shared memory: K, V 32/64 KB; Q three stages, dO two 80/80; dS two stages 64/32; dQ 32/32; tables 3 = 211 KB.
+//     S 64/32, dQ 36/32, dK 36/64, dV 32/64, dS pairs 32/16 = 200/208 of 240; S turns into P pairs in place.
+// Shared memory, KB: K, V 32/64; Q three stages, dO two 80/80; dS two stages 64/32; dQ 32/32; tables, ones 11/3.
 //
 // What ptxas needs (it serialises the WGMMAs otherwise, C7512): two nested loops instead of a branch between the two
 // kinds of step, and a fresh array for every product that starts from zero.
@@ -47,6 +48,9 @@ struct BackwardTile {
   static constexpr int kPanels = (kHeadDim + 63) / 64;
   static constexpr bool kBiasByMma = bias_by_mma(kGate, kHeadDim);
   static constexpr int kRowTable = row_table_floats(kBiasByMma, kM);
+  static constexpr bool kSumsByMma = sums_by_mma(kHeadDim);
+  static constexpr int kDeltaFloats = delta_floats(kHeadDim);
+  static constexpr int kOnes = kGate && kSumsByMma ? 8 : 0;  // columns beside those of K and Q
   static constexpr int kQueryStages = 3;  // of Q; S of the next tile is computed while dK of this one still reads its Q
   static constexpr int kGradientStages = 2;      // of dO and dS
   static constexpr bool kSplitRows = kM == 128;  // warpgroups share dQ by rows, else by columns
@@ -54,10 +58,6 @@ struct BackwardTile {
   static constexpr int kDqColumns0 = kSplitRows ? kD : 64;
   static constexpr int kDqColumns1 = kSplitRows ? kD : kD - 64;
   static constexpr int kDqPart0 = kSplitRows ? kM / 2 * kD : kM * kDqColumns0;  // floats of warpgroup 0
-
-  // Whether dP of the next tile is started at the end of a step, with half of the next P still to be made under it.
-  // At kM = 128 its accumulators do not fit beside the rest.
-  static constexpr bool kGradientAhead = kM == 64;
 
   struct alignas(1024) Shared {
     T k[kPanels][kN * 64];
@@ -67,9 +67,10 @@ struct BackwardTile {
     T ds[kGradientStages][2][kM * 64];  // [stage][panel of 64 keys][query][key]
     float dq[kM * kD];
     alignas(16) float row_bias[kQueryStages][kRowTable];
-    alignas(16) float delta[kGradientStages][kM];
+    alignas(128) float delta[kGradientStages][kM * kDeltaFloats];
     std::conditional_t<kBiasByMma, KeyBiasRows<kN>, NoKeyBiasRows> key_bias;
-    float residual[8][kM / 8];  // per consumer warp: sums of dS over groups of 8 queries
+    float residual[kM];  // row sums of dS: [group of 8 queries][consumer warp], or of each row
+    Ones<T, kSumsByMma> ones;
     uint64_t k_full, v_full, q_full[kQueryStages], q_empty[kQueryStages];
     uint64_t do_full[kGradientStages], do_empty[kGradientStages];
   };
@@ -82,11 +83,13 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
   using Base = BackwardScores<T, Tile, kGate>;
   static constexpr bool kHasGate = kGate;
   static constexpr int kM = Tile::kM, kN = Tile::kN, kD = Tile::kD, kScores = Base::kScores;
-  static constexpr int kEarly = Tile::kGradientAhead ? kM / 16 : kM / 8;  // groups of 8 columns of P made under dQ
+  static constexpr int kEarly = 8;  // groups of 8 columns of P made under dQ; the rest, if any, under dP
+  static constexpr int kKeySums = (kD + Tile::kOnes) / 2;       // of dK a thread, and of dS
+  static constexpr bool kRowSums = kGate && !Tile::kSumsByMma;  // whether threads add dS up
   // Whether tiles whose dS does not count for dlog_f have a loop without its sums; up to D = 64 it gains nothing.
   static constexpr bool kFarLoop = kGate && kD > 64;
   using Base::Base, Base::a, Base::w, Base::smem, Base::wg, Base::warp, Base::lane, Base::q, Base::q_done, Base::d_o;
-  using Base::tile_shift, Base::store_dq, Base::send_dq, Base::store_key_gradient;
+  using Base::tile_shift, Base::store_dq, Base::send_dq;
   using Base::wait_q, Base::wait_do, Base::wait_keys, Base::load_key_bias, Base::is_masked, Base::make_masked_p;
 
   /// S of the tile whose Q is in stage q, with the biases if not `without_bias`.
@@ -110,28 +113,44 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
     ptx::wgmma_commit();
   }
 
-  /// acc += (64 keys × kM queries in register pairs) · (kM queries × kD).
-  __device__ __forceinline__ void issue_key_gradient(float (&acc)[kD / 2], const uint32_t (&pairs)[kScores / 2],
+  /// Descriptor word of panels of 64 columns, `rows` rows each, rows down k, and what takes it to the next k16 step.
+  /// With ones: of one panel and the ones beside it, which stay where they are.
+  template <bool kWithOnes>
+  __device__ __forceinline__ uint32_t columns_word(const void* panels, int rows) const {
+    const uint32_t from = ptx::smem_u32(panels);
+    if constexpr (kWithOnes)
+      return ptx::descriptor_word(from, ptx::smem_u32(smem.ones.panel) - from);
+    else
+      return ptx::descriptor_word(from, rows * 128);
+  }
+  template <bool kWithOnes>
+  static constexpr uint32_t kColumnsStep = 2048 / 16 - (kWithOnes ? 2048 / 16 << 16 : 0);
+
+  /// acc += (64 keys × kM queries in register pairs) · (kM queries × kD), with the ones if acc has room for sums.
+  template <int kCount>
+  __device__ __forceinline__ void issue_key_gradient(float (&acc)[kCount], const uint32_t (&pairs)[kScores / 2],
                                                      const void* queries) {
-    const uint32_t word = ptx::descriptor_word(ptx::smem_u32(queries), kM * 128);
+    constexpr bool kWithOnes = kCount > kD / 2;
+    const uint32_t word = columns_word<kWithOnes>(queries, kM);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kM / 16; ++k)
-      ptx::Wgmma<T, kD>::template rs<1>(acc, pairs[4 * k], pairs[4 * k + 1], pairs[4 * k + 2], pairs[4 * k + 3],
-                                        ptx::descriptor(word + k * 2048 / 16), true);
+      ptx::Wgmma<T, 2 * kCount>::template rs<1>(acc, pairs[4 * k], pairs[4 * k + 1], pairs[4 * k + 2], pairs[4 * k + 3],
+                                                ptx::descriptor(word + k * kColumnsStep<kWithOnes>), true);
     ptx::wgmma_commit();
   }
 
-  /// 64 queries from `row` on × kColumns of dQ from panel `panel` on, over all keys of the block.
-  template <int kColumns>
-  __device__ __forceinline__ void issue_dq(float (&acc)[kColumns / 2], int row, int panel) {
+  /// 64 queries from `row` on × columns of dQ from panel `panel` on, over all keys of the block.
+  template <int kCount>
+  __device__ __forceinline__ void issue_dq(float (&acc)[kCount], int row, int panel) {
+    constexpr bool kWithOnes = Tile::kOnes > 0;
     const uint32_t ds_word = ptx::descriptor_word(ptx::smem_u32(smem.ds[d_o.slot]) + row * 128);
-    const uint32_t k_word = ptx::descriptor_word(ptx::smem_u32(smem.k) + panel * kN * 128, kN * 128);
+    const uint32_t k_word = columns_word<kWithOnes>(smem.k[panel], kN);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kN / 16; ++k)
-      ptx::Wgmma<T, kColumns>::template ss<0, 1>(acc, ptx::descriptor(ds_word + (k / 4 * kM * 128 + k % 4 * 32) / 16),
-                                                 ptx::descriptor(k_word + k * 2048 / 16), k > 0);
+      ptx::Wgmma<T, 2 * kCount>::template ss<0, 1>(acc, ptx::descriptor(ds_word + (k / 4 * kM * 128 + k % 4 * 32) / 16),
+                                                   ptx::descriptor(k_word + k * kColumnsStep<kWithOnes>), k > 0);
     ptx::wgmma_commit();
   }
 
@@ -144,74 +163,89 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
       ptx::stmatrix_x4_trans(address + k * 2048, ds[4 * k], ds[4 * k + 1], ds[4 * k + 2], ds[4 * k + 3]);
   }
 
-  /// P (and dP, if kGradientAhead) of tile m from nothing: the first tile, and those that need a mask.
-  __device__ __forceinline__ void prepare(uint32_t (&p)[kScores / 2], float (&dp)[kScores], int m, int head) {
-    float s[kScores];
-    wait_q(m);
-    issue_scores(s, this->is_steep(m));
-    if constexpr (Tile::kGradientAhead) {
-      wait_do(m);
-      issue_transposed(dp, smem.v, smem.d_o[d_o.slot]);
+  /// dP of the tile whose dO is in its stage, less Δ if the tensor cores subtract it.
+  __device__ __forceinline__ void issue_dp(float (&dp)[kScores]) {
+    if constexpr (Tile::kSumsByMma) {
+      const uint32_t ones = ptx::smem_u32(smem.ones.rows), zeros = ptx::smem_u32(smem.ones.zeros);
+      ptx::wgmma_fence();
+      ptx::Wgmma<__nv_bfloat16, kM>::template ss<>(dp, ptx::descriptor_narrow(ones, zeros - ones),
+                                                   ptx::descriptor_narrow(ptx::smem_u32(smem.delta[d_o.slot]), 0),
+                                                   false);
     }
-    ptx::wgmma_wait<Tile::kGradientAhead ? 1 : 0>();
-    ptx::fence_registers(s);
-    make_masked_p(s, p, m, head);
-    q.advance();
-    if constexpr (Tile::kGradientAhead) {
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(dp);
-    }
+    issue_transposed<Tile::kSumsByMma>(dp, smem.v, smem.d_o[d_o.slot]);
   }
 
-  /// Tile m, given what prepare() makes. With kAhead the same of tile m + 1, which needs no mask, comes out in its
-  /// place; with kSums dS counts for dlog_f.
-  template <bool kAhead, bool kSums>
-  __device__ __forceinline__ void step(float (&dk)[kD / 2], float (&dv)[kD / 2], uint32_t (&p)[kScores / 2],
-                                       float (&dp)[kScores], int m, float (&column)[2]) {
-    uint32_t ds[kScores / 2];
-    float group[kM / 8];
-    ptx::fence_registers(p);
-    const float* delta = this->row_values(smem.delta[d_o.slot]);
-    if constexpr (Tile::kGradientAhead) {
-      issue_key_gradient(dv, p, smem.d_o[d_o.slot]);
-      score_gradient<T, kSums>(dp, p, ds, delta, column, group);
-    } else {
-      float own_dp[kScores];
-      wait_do(m);
-      issue_transposed(own_dp, smem.v, smem.d_o[d_o.slot]);
-      issue_key_gradient(dv, p, smem.d_o[d_o.slot]);
-      ptx::wgmma_wait<1>();
-      ptx::fence_registers(own_dp);
-      score_gradient<T, kSums>(own_dp, p, ds, delta, column, group);
+  /// dS of tile m from its P, and what the tile adds to dV. With kRest s still has the last part of P, which is made
+  /// under dP, and dQ of the tile before is sent.
+  template <bool kRest, bool kSums>
+  __device__ __forceinline__ void make_ds(float (&dv)[kD / 2], float (&s)[kScores], uint32_t (&p)[kScores / 2],
+                                          uint32_t (&ds)[kScores / 2], float (&column)[2], float (&group)[kM / 8],
+                                          int m, float shift) {
+    float dp[kScores];  // a fresh array: WGMMA's asm reads what it overwrites, so another one would stay alive
+    wait_do(m);
+    issue_dp(dp);
+    if constexpr (kRest) {
+      this->template make_p<kEarly, kM / 8>(s, p, shift);
+      send_dq();
     }
+    q.advance();
+    ptx::fence_registers(p);
+    issue_key_gradient(dv, p, smem.d_o[d_o.slot]);
+    ptx::wgmma_wait<1>();
+    ptx::fence_registers(dp);
+    score_gradient<T, kSums && kRowSums, !Tile::kSumsByMma>(dp, p, ds, this->row_values(smem.delta[d_o.slot]), column,
+                                                            group);
     store_ds(ds);
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(dv);
+    if (lane == 0) ptx::mbarrier_arrive(&smem.do_empty[d_o.slot]);
+  }
+
+  /// dS of tile m from nothing: the first tile, and those that need a mask.
+  __device__ __forceinline__ void prepare(float (&dv)[kD / 2], uint32_t (&ds)[kScores / 2], float (&column)[2],
+                                          float (&group)[kM / 8], int m, int head) {
+    float s[kScores];
+    uint32_t p[kScores / 2];
+    wait_q(m);
+    issue_scores(s, this->is_steep(m));
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(s);
+    make_masked_p(s, p, m, head);
+    make_ds<false, kGate>(dv, s, p, ds, column, group, m, 0.f);
+  }
+
+  /// dQ and dK of tile m, given its dS. With kAhead dS of tile m + 1, which needs no mask, comes out in its place; with
+  /// kSums dS counts for dlog_f.
+  template <bool kAhead, bool kSums>
+  __device__ __forceinline__ void step(float (&dk)[kKeySums], float (&dv)[kD / 2], uint32_t (&ds)[kScores / 2],
+                                       float (&column)[2], float (&group)[kM / 8], int m) {
     float s[kScores];
     if constexpr (kAhead) {
       wait_q(m + 1);
       issue_scores(s);
     }
-    const float residual = kSums ? transpose_sum(group, lane) : 0.f;
+    float residual = 0.f;
+    if constexpr (kSums && kRowSums) residual = transpose_sum(group, lane);
     ptx::fence_proxy_async();
-    ptx::wgmma_wait<kAhead ? 1 : 0>();  // dV
-    ptx::fence_registers(dv);
-    if (lane == 0) ptx::mbarrier_arrive(&smem.do_empty[d_o.slot]);
     ptx::named_barrier_sync(kBarrierDs, 256);
     ptx::fence_registers(ds);
     if constexpr (Tile::kDqColumns0 == Tile::kDqColumns1) {
-      finish_step<kAhead, Tile::kDqColumns0>(dk, p, dp, ds, s, m, residual);
+      finish_step<kAhead, kSums, Tile::kDqColumns0>(dk, dv, ds, s, column, group, m, residual);
     } else {
       if (wg == 0)
-        finish_step<kAhead, Tile::kDqColumns0>(dk, p, dp, ds, s, m, residual);
+        finish_step<kAhead, kSums, Tile::kDqColumns0>(dk, dv, ds, s, column, group, m, residual);
       else
-        finish_step<kAhead, Tile::kDqColumns1>(dk, p, dp, ds, s, m, residual);
+        finish_step<kAhead, kSums, Tile::kDqColumns1>(dk, dv, ds, s, column, group, m, residual);
     }
   }
 
-  template <bool kAhead, int kColumns>
-  __device__ __forceinline__ void finish_step(float (&dk)[kD / 2], uint32_t (&p)[kScores / 2], float (&dp)[kScores],
-                                              uint32_t (&ds)[kScores / 2], float (&s)[kScores], int m, float residual) {
-    float dq[kColumns / 2];
-    issue_dq<kColumns>(dq, Tile::kSplitRows ? wg * 64 : 0, Tile::kSplitRows ? 0 : wg);
+  template <bool kAhead, bool kSums, int kColumns>
+  __device__ __forceinline__ void finish_step(float (&dk)[kKeySums], float (&dv)[kD / 2], uint32_t (&ds)[kScores / 2],
+                                              float (&s)[kScores], float (&column)[2], float (&group)[kM / 8], int m,
+                                              float residual) {
+    float dq[(kColumns + Tile::kOnes) / 2];
+    uint32_t p[kScores / 2];
+    issue_dq(dq, Tile::kSplitRows ? wg * 64 : 0, Tile::kSplitRows ? 0 : wg);
     issue_key_gradient(dk, ds, smem.q[q_done.slot]);
     float shift = 0.f;
     if constexpr (kAhead) {
@@ -228,24 +262,14 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
     if (lane == 0) ptx::mbarrier_arrive(&smem.q_empty[q_done.slot]);
     q_done.advance();
     d_o.advance();
-    if constexpr (kAhead && Tile::kGradientAhead) {
-      float next_dp[kScores];  // a fresh array: WGMMA's asm reads what it overwrites, so dp itself would stay alive
-      wait_do(m + 1);
-      issue_transposed(next_dp, smem.v, smem.d_o[d_o.slot]);
-      this->template make_p<kEarly, kM / 8>(s, p, shift);
+    if constexpr (kAhead)
+      make_ds<true, kSums>(dv, s, p, ds, column, group, m + 1, shift);
+    else
       send_dq();
-      ptx::wgmma_wait<0>();
-      ptx::fence_registers(next_dp);
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) dp[i] = next_dp[i];
-    } else {
-      send_dq();
-    }
-    if constexpr (kAhead) q.advance();
   }
 
   __device__ __forceinline__ void run() {
-    float dk[kD / 2], dv[kD / 2];
+    float dk[kKeySums], dv[kD / 2];
 #pragma unroll
     for (int i = 0; i < kD / 2; ++i) dk[i] = dv[i] = 0.f;
     bool have_keys = false;
@@ -253,30 +277,36 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
       const int m_end = backward_m_end<kM, kN>(a, w, head);
       const int m_near = kFarLoop ? backward_m_near<kM, kN>(a, w, head) : m_end;
       float column[2] = {0.f, 0.f};
+#pragma unroll
+      for (int i = kD / 2; i < kKeySums; ++i) dk[i] = 0.f;  // sums are a head's, dK all of the group's
       if (w.m_begin < m_end) {
         load_key_bias(head);
         if (!have_keys) wait_keys();
         have_keys = true;
-        uint32_t p[kScores / 2];
-        float dp[kScores];
+        uint32_t ds[kScores / 2];
+        float group[kM / 8];
         for (int m = w.m_begin; m < m_end; ++m) {
-          prepare(p, dp, m, head);
-          for (; m + 1 < m_end && m < m_near && !is_masked(m + 1); ++m) step<true, kGate>(dk, dv, p, dp, m, column);
+          prepare(dv, ds, column, group, m, head);
+          for (; m + 1 < m_end && m < m_near && !is_masked(m + 1); ++m) step<true, kGate>(dk, dv, ds, column, group, m);
           if constexpr (kFarLoop)
-            for (; m + 1 < m_end && !is_masked(m + 1); ++m) step<true, false>(dk, dv, p, dp, m, column);
-          step<false, kGate>(dk, dv, p, dp, m, column);
+            for (; m + 1 < m_end && !is_masked(m + 1); ++m) step<true, false>(dk, dv, ds, column, group, m);
+          step<false, kGate>(dk, dv, ds, column, group, m);
         }
       }
       if constexpr (kGate) {
-        this->sum_columns(column);
+        if constexpr (Tile::kOnes > 0)
+          column[0] = dk[kD / 2], column[1] = dk[kD / 2 + 2];
+        else
+          this->sum_columns(column);
         this->store_column(column[0], this->key0, head);
         this->store_column(column[1], this->key0 + 8, head);
       }
     }
     if (!have_keys) ptx::mbarrier_wait(&smem.k_full, 0);  // no query sees the block, but its K is on the way
-    store_key_gradient(dv, 1.f, smem.v, a.d_v);  // only this warpgroup reads its rows of V, but both read all of K
+    // Only this warpgroup reads its rows of V, but both read all of K.
+    this->template store_key_gradient<kD / 2>(dv, 1.f, smem.v, a.d_v);
     ptx::named_barrier_sync(kBarrierConsumers, 256);
-    store_key_gradient(dk, a.scale, smem.k, a.d_k);
+    this->template store_key_gradient<kD / 2>(dk, a.scale, smem.k, a.d_k);
   }
 };
 

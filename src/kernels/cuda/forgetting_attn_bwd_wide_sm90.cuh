@@ -21,6 +21,7 @@ struct WideBackwardTile {
   static constexpr bool kBiasByMma = bias_by_mma(kGate, kHeadDim);
   static constexpr int kRowTable = row_table_floats(kBiasByMma, kM);
   static constexpr int kDqPart0 = kM * kD / 2;
+  static constexpr int kDeltaFloats = delta_floats(kHeadDim), kOnes = 0;
 
   struct alignas(1024) Shared {
     T k[kPanels][kN * 64];
@@ -32,9 +33,10 @@ struct WideBackwardTile {
     float dq[kM * kD];
     alignas(16) float row_bias[1][kRowTable];
     alignas(16) float delta[1][kM];
-    float residual[8][kM / 8];
+    float residual[kM];  // [group of 8 queries][consumer warp]
     float column[kN];
     std::conditional_t<kBiasByMma, KeyBiasRows<kN>, NoKeyBiasRows> key_bias;
+    Ones<T, false> ones;
     uint64_t k_full, v_full, q_full[1], q_empty[1], do_full[1], do_empty[1];
   };
 };
@@ -104,7 +106,7 @@ struct WideBackwardConsumer : BackwardScores<T, WideBackwardTile<T, kHeadDim, kG
     this->make_masked_p(s, p, m, head);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(dp);
-    score_gradient<T, kGate>(dp, p, ds, this->row_values(smem.delta[0]), column, group);
+    score_gradient<T, kGate, true>(dp, p, ds, this->row_values(smem.delta[0]), column, group);
     ptx::named_barrier_sync(kBarrierConsumers, 256);  // the other warpgroup may still read P and dS of the last tile
     store_scores(smem.p, p);
     store_scores(smem.ds, ds);
@@ -151,7 +153,7 @@ struct WideBackwardConsumer : BackwardScores<T, WideBackwardTile<T, kHeadDim, kG
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) dk[i] = dv[i] = 0.f;
     // A warp fills in the groups of its own half of the queries; the others of its row stay 0.
-    if (lane < kM / 8) smem.residual[wg * 4 + warp][lane] = 0.f;
+    if (lane < kM / 8) smem.residual[8 * lane + wg * 4 + warp] = 0.f;
     __syncwarp();
     bool have_keys = false;
     for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
@@ -167,8 +169,8 @@ struct WideBackwardConsumer : BackwardScores<T, WideBackwardTile<T, kHeadDim, kG
     }
     if (!have_keys) ptx::mbarrier_wait(&smem.k_full, 0);  // no query sees the block, but its K is on the way
     ptx::named_barrier_sync(kBarrierConsumers, 256);      // both warpgroups read all of K and V
-    this->store_key_gradient(dv, 1.f, smem.v, a.d_v);
-    this->store_key_gradient(dk, a.scale, smem.k, a.d_k);
+    this->template store_key_gradient<kColumns / 2>(dv, 1.f, smem.v, a.d_v);
+    this->template store_key_gradient<kColumns / 2>(dk, a.scale, smem.k, a.d_k);
   }
 };
 
