@@ -124,7 +124,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
       return ptx::descriptor_word(from, rows * 128);
   }
   template <bool kWithOnes>
-  static constexpr uint32_t kColumnsStep = 2048 / 16 - (kWithOnes ? 2048 / 16 << 16 : 0);
+  static constexpr uint32_t kColumnsStep = 2048u / 16 - (kWithOnes ? 2048u / 16 << 16 : 0u);
 
   /// acc += (64 keys × kM queries in register pairs) · (kM queries × kD), with the ones if acc has room for sums.
   template <int kCount>
