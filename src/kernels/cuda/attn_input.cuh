@@ -444,6 +444,7 @@ __global__ void __launch_bounds__(kBlock, P > 1 ? 1 : 4)
         if (t < end) v.store(at, token(y_row, t, y_bytes));
       };
       if constexpr (P == 1) {
+        if (kRotate) __syncwarp();  // others may still read the angles of the run before, whose slots these are
         for (int i = 0; i < kAhead; ++i) fetch(i, i);
       }
       Loaded<T, N, P> even, odd;
@@ -644,6 +645,7 @@ __global__ void __launch_bounds__(kBlock, P > 1 ? 1 : 3)
         pass = alpha * r, passes = has_before;
       };
       if constexpr (P == 1) {
+        if (kRotate) __syncwarp();  // others may still read the angles of the run before, whose slots these are
         for (int i = 0; i < kAhead; ++i) fetch(i, i);
       }
       Loaded<T, N, P> even, odd;
