@@ -226,7 +226,8 @@ void measure(const Problem& x, const AttentionOptions& options,
 }  // namespace
 
 void bench_attention(const AttentionOptions& x, const std::function<void(const AttentionMeasurement&)>& report) {
-  if (x.repetitions < 0) throw Error(fmt::format("repetitions is {}", x.repetitions), "at least 1");
+  if (x.repetitions < 0)
+    throw Error(fmt::format("repetitions is {}", x.repetitions), "at least 1, or 0 for what fits `seconds`");
   if (!(x.seconds > 0)) throw Error(fmt::format("seconds is {}", x.seconds), "above 0");
   const auto device = ops::open_device(x.device);
   if (x.threads > 0) at::set_num_threads(static_cast<int>(x.threads));

@@ -288,17 +288,16 @@ TEST(ForgettingAttnPruning, KeptShareEqualsBruteForce) {
   }
 }
 
+at::Tensor result(const testing_support::Results& results, const std::string& name) {
+  return std::find_if(results.begin(), results.end(), [&](const auto& r) { return r.first == name; })->second;
+}
+
 /// Of each row that begins a block behind the first half of the keys, the weight that pruning leaves out of the
 /// forward and of the backward pass; q, k and v as the test below makes them.
 std::pair<double, double> largest_loss(cases::ForgettingAttnTensors x, int64_t half) {
   auto dense = x;
   dense.options.log_pruning_tolerance.reset();
-  const auto loss = [&](const char* name) {
-    const auto of = [&](const auto& results) {
-      return std::find_if(results.begin(), results.end(), [&](const auto& r) { return r.first == name; })->second;
-    };
-    return at::Tensor(of(run_op(dense)) - of(run_op(x)));
-  };
+  const auto loss = [&](const char* name) { return result(run_op(dense), name) - result(run_op(x), name); };
   // v is 1 for the keys that are left out and else 0, so o falls by their weights.
   const double forward = loss("o").max().item<double>();
   double backward = 0;
@@ -331,6 +330,15 @@ TEST(ForgettingAttnPruning, TheBoundIsReachedAndHolds) {
       EXPECT_GT(lost, std::exp(tolerance - 4.84));
     }
   }
+}
+
+// Its log-sum-exp says nothing about what other keys weigh, and a diverged model must stay visible.
+TEST(ForgettingAttnPruning, ARowOfNaNPrunesNothingBackward) {
+  auto x = worst_logits(1024, 512, -10);
+  const auto far_keys = [&] { return result(run_op(x), "dk").narrow(1, 0, 512); };
+  ASSERT_TRUE(far_keys().isfinite().all().item<bool>());
+  x.q[0][1000] = kNaN;
+  EXPECT_TRUE(far_keys().isnan().all().item<bool>());
 }
 
 TEST(ForgettingAttnPruning, TheBoundHoldsWhereRowsSeeLess) {

@@ -88,6 +88,7 @@ def cases(quick):
             yield {**base, "D": D, "gate": gate, "dtype": "fp16", "Tk": 450}
     yield from float32_cases()
     yield {**base, "B": 300, "H": 300, "Hk": 300, "Tk": 5, "D": 8, "gate": "medium"}  # B·H above 65,535
+    yield {**base, "B": 1, "Tq": 64, "Tk": 393088}  # the most blocks whose marks the scan keeps in shared memory
 
 
 def float32_cases():

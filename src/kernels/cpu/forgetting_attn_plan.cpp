@@ -129,13 +129,15 @@ PruningMarks decay_marks(const ForgettingAttnParams<T>& p, int64_t b, const int3
   return marks;
 }
 
-// The least of each block's rows, and of all behind it: key_begin must not fall.
+// The least of each block's rows, and of all behind it: key_begin must not fall. NaN leaves nothing out.
 void mark_rows_by_lse(const double* lse, const double* sums, const ForgettingAttnPlan& plan, PruningMarks& marks) {
-  double least = std::numeric_limits<double>::infinity();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  double least = kInfinity;
   for (int64_t i = plan.q_blocks - 1; i >= 0; --i) {
     for (int64_t t = plan.q_begin(i); t < plan.q_end(i); ++t) {
       const double lse_t = lse[t - plan.q_offset];
-      if (lse_t > -std::numeric_limits<double>::infinity()) least = std::min(least, lse_t * kLog2e - sums[t]);
+      if (lse_t == -kInfinity) continue;  // sees nothing
+      least = std::isnan(lse_t) ? -kInfinity : std::min(least, lse_t * kLog2e - sums[t]);
     }
     marks.rows[i] = least;
   }
@@ -144,7 +146,7 @@ void mark_rows_by_lse(const double* lse, const double* sums, const ForgettingAtt
 template <class T>
 void fill_key_begin(const ForgettingAttnParams<T>& p, int64_t b, int64_t h, const double* lse,
                     ForgettingAttnPlan& plan) {
-  constexpr double kLseError = 1.0 / 256;  // in case it comes from weights of 16 bits
+  constexpr double kLseError = 1.0 / 256;  // generous: sums in float32
   const int64_t head = b * p.heads + h;
   const int32_t* segments = plan.segments(head);
   const double* sums = plan.gates(head);
@@ -156,7 +158,8 @@ void fill_key_begin(const ForgettingAttnParams<T>& p, int64_t b, int64_t h, cons
     const double bound = logit_bound(p, b, h);
     share = kLog2e * (p.log_pruning_tolerance - (lse != nullptr ? bound + kLseError : 2 * bound));
   }
-  int64_t block = 0;  // never moves back: marks and segments only rise
+  // Never moves back: keys that a segment or a window no longer reaches leave both sums, which only lowers a share.
+  int64_t block = 0;
   for (int64_t i = 0; i < plan.q_blocks; ++i) {
     const int64_t row = plan.q_begin(i), diagonal = plan.diagonal(i);
     block = std::min(std::max(block, plan.first_key(segments, row) / kBlock), diagonal);

@@ -26,8 +26,8 @@
 //     S 64/32, dQ 36/32, dK 36/64, dV 32/64, dS pairs 32/16 = 200/208 of 240; S turns into P pairs in place.
 // Shared memory, KB: K, V 32/64; Q three stages, dO two 80/80; dS two stages 64/32; dQ 32/32; tables, ones 11/3.
 //
-// What ptxas needs (it serialises the WGMMAs otherwise, C7512): two nested loops instead of a branch between the two
-// kinds of step, and a fresh array for every product that starts from zero.
+// What ptxas needs (it serialises the WGMMAs otherwise, C7512): nested loops instead of a branch between the kinds
+// of step, and a fresh array for every product that starts from zero.
 //
 // Gates. cref_n is c at the *last* key of the block and cref_m c at the *first* row of the query tile, so that what
 // matters (b_j, u_i near 0) is exact and what is lost is far below the last bit of P. Where tile and block overlap
@@ -290,6 +290,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
           for (; m + 1 < m_end && m < m_near && !is_masked(m + 1); ++m) step<true, kGate>(dk, dv, ds, column, group, m);
           if constexpr (kFarLoop)
             for (; m + 1 < m_end && !is_masked(m + 1); ++m) step<true, false>(dk, dv, ds, column, group, m);
+          // Behind far tiles `group` is still the first one's: what it adds to this one's rows is as little.
           step<false, kGate>(dk, dv, ds, column, group, m);
         }
       }

@@ -20,9 +20,10 @@ constexpr int kGateThreads = 256, kGateHeads = 32, kHalfWarp = 16;
 constexpr int kGatesAThread = kBiasBlock * kGateHeads / kGateThreads;  // at most
 constexpr int kGatePitch = kBiasBlock + 4;
 constexpr int kMaxSortedHeads = 4096;
-constexpr size_t kMaxSharedMarks = 48 << 10;  // bytes that need no leave
+// Bytes of marks that, beside the kernel's own variables, stay below the 48 KB of shared memory that need no leave.
+constexpr size_t kMaxSharedMarks = 47 << 10;
 
-/// ln of what a row's log-sum-exp may be off by: the forward pass rounds its weights to 16 bits.
+/// What a row's log-sum-exp may be off by, generously: it comes from products of the tensor cores, summed in float32.
 constexpr float kLseError = 0x1p-8f;
 
 /// First key that the row at position p of batch row b may see (may exceed p: then it sees none).
@@ -147,8 +148,10 @@ struct BlockLse {
   __device__ __forceinline__ float least(const BlockPrefix& prefix) const {
     float least = INFINITY;
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-      if (float(lse[e]) != -INFINITY) least = fminf(least, float(lse[e]) * float(kLog2e) - prefix.c[e]);
+    for (int e = 0; e < 4; ++e) {
+      const float of_row = float(lse[e]) * float(kLog2e) - prefix.c[e];
+      if (float(lse[e]) != -INFINITY) least = isnan(of_row) ? -INFINITY : fminf(least, of_row);
+    }
     return reduce_half_warp(least, [](float x, float y) { return fminf(x, y); });
   }
 };
@@ -348,7 +351,8 @@ __device__ void find_ends(int32_t* end, const int* begin, int key_blocks, int qu
 ///   exp(B) Σ_{j<=e} exp(-c_j) / exp(lse_i - c_i):
 ///
 /// a product of a mark of e and one of i. Both grow with e and i, so a row's bound is found by halving. The second sum
-/// is over what the row sees; with a window or documents its own key stands for it.
+/// is over what the row sees; with a window or documents over keys of its own block up to it, all of which it sees if
+/// it sees any before the block.
 __global__ void __launch_bounds__(kMaxThreads)
     prefix_kernel(const __grid_constant__ ForgettingAttnParams a, const __grid_constant__ ForgettingAttnPrefix out) {
   extern __shared__ float shared_marks[];

@@ -83,6 +83,7 @@ __device__ int first_needed_key(const ForgettingDecodeParams& p, int b, int h, i
     const int64_t row = int64_t(b) * p.query_heads + h;
     const float2* block = reinterpret_cast<const float2*>(p.prefix.block) + row * p.prefix.max_blocks;
     const float r = p.prefix.r[row * p.prefix.max_blocks * kBiasBlock + position];
+    // By the number of keys: the cache has no sums of decays, by which forward and backward prune more.
     const float threshold = (-2 * p.logit_bound[h] - logf(float(key_len)) + p.log_tolerance) * float(kLog2e);
     const int last = position / kBiasBlock;
     const float2 own = block[last];

@@ -9,7 +9,7 @@ namespace fox::cuda {
 template <int kHeadDim>
 struct ForwardTile;
 
-// Three consumer warpgroups of 160 registers while O is small, else two of 240. All fill the register file, so one
+// Three consumer warpgroups of 160 registers while O is small, else two of 232. All fill the register file, so one
 // thread block runs on a multiprocessor; shared memory is cut to fit its 227 KB.
 template <>
 struct ForwardTile<32> {
