@@ -69,7 +69,7 @@ void add_attention(CLI::App& command) {
   attention
       ->add_option("--seconds", options.seconds,
                    "Measure each length for so long, but between 5 and 100 rounds of one turn each")
-      ->check(CLI::PositiveNumber)
+      ->check(positive_number())
       ->capture_default_str();
   attention->add_option("--repetitions", options.repetitions, "So many rounds instead, however long they take")
       ->check(whole_number(1));

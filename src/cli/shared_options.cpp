@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "base/writable.h"
 
 namespace fox::cli {
@@ -14,6 +16,15 @@ CLI::Validator whole_number(int64_t least, int64_t most) {
     if (value < least) return fmt::format("must be at least {}, not {}", least, value);
     if (value > most) return fmt::format("must be at most {}, not {}", most, value);
     return "";
+  };
+  return CLI::Validator(check, /*description=*/"");
+}
+
+CLI::Validator positive_number() {
+  const auto check = [](const std::string& text) -> std::string {
+    double value;
+    if (CLI::detail::lexical_cast(text, value) && value > 0 && std::isfinite(value)) return "";
+    return fmt::format("must be a number above 0, not '{}'", text);
   };
   return CLI::Validator(check, /*description=*/"");
 }

@@ -13,6 +13,9 @@ namespace fox::cli {
 /// For whole numbers: refuses others than `least` to `most` ("must be at least 1").
 CLI::Validator whole_number(int64_t least, int64_t most = std::numeric_limits<int64_t>::max());
 
+/// For numbers: refuses others than those above 0.
+CLI::Validator positive_number();
+
 /// --threads: as many as [train] threads takes, 0 (one a core) among them.
 void add_threads(CLI::App& command, int64_t& threads);
 

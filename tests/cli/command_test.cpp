@@ -146,6 +146,10 @@ TEST_F(Command, NamesWhatWasMeantForMisspeltWords) {
   expect_refusal(fox(here(), {"generate", "run", "--temprature", "1"}), 2, "--temprature", "--temperature");
   expect_refusal(fox(here(), {"generate", "run", "--max-tokens", "many"}), 2, "max-tokens", "--help");
   expect_refusal(fox(here(), {"eval", "loss", "run", "--length", "0"}), 2, "--length: must be at least 1, not 0", "");
+  for (const std::string number : {"-1", "nan", "abc"}) {
+    expect_refusal(fox(here(), {"bench", "attention", "--seconds", number}), 2,
+                   "--seconds: must be a number above 0, not '" + number + "'", "");
+  }
   expect_refusal(fox(here(), {"eval", "run", "run", "--maps", "-1"}), 2, "--maps: must be at least 0, not -1", "");
   expect_refusal(fox(here(), {"gates", "run", "--threads", "5000"}), 2, "--threads: must be at most 4096", "");
   expect_refusal(fox(here(), {"train", "run.toml", "--seed", "-1"}), 2, "not negative, not -1", "");
