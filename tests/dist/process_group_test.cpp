@@ -215,6 +215,11 @@ TEST(Faults, EndTheOthersByAnErrorThatNamesTheRank) {
     return "";
   });
 
+  for (auto* ranks :
+       {&one_killed, &first_killed, &hangs, &stopped, &leaves, &says_why, &alone, &in_part, &does_not_come, &patient}) {
+    ranks->start();
+  }
+
   expect_blamed(one_killed.wait(), 1, "has ended or stands still");
   expect_blamed(first_killed.wait(), 0, "has ended or stands still");
   expect_blamed(hangs.wait(1), 1, "hangs");

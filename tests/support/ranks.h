@@ -71,10 +71,14 @@ inline bool read_all(int pipe, std::chrono::steady_clock::time_point deadline, s
 /// Processes that find each other as under torchrun: by a store that this process keeps.
 class RunningRanks {
  public:
-  /// Runs `body` in `size` processes at once. Call it while this process computes nothing in threads.
+  /// Makes `size` processes for `body`, which wait for the start. Call it while this process has no other threads,
+  /// those of a store included: a lock that one holds at that moment stays locked in the new process for ever.
   RunningRanks(int size, const ranks::Body& body);
-  /// Waits for their end. One that does not end within `limit` is killed and fails the test, and so does a failed
-  /// expectation in a rank; `straggler` is expected not to end, and is killed when the others have.
+  /// Lets them run, all at once.
+  void start();
+  /// Starts them if nobody has and waits for their end. One that does not end within `limit` is killed and fails the
+  /// test, and so does a failed expectation in a rank; `straggler` is expected not to end, and is killed when the
+  /// others have.
   std::vector<Ended> wait(int straggler = -1, std::chrono::seconds limit = std::chrono::seconds(200));
 
  private:
@@ -102,6 +106,9 @@ inline RunningRanks::RunningRanks(int size, const ranks::Body& body) {
     ::close(result[1]);
     children_.push_back({pid, port[1], result[0]});
   }
+}
+
+inline void RunningRanks::start() {
   c10d::TCPStoreOptions options;
   options.port = 0;
   options.isServer = true;
@@ -132,6 +139,7 @@ inline Ended RunningRanks::end_of(int rank, bool kill, std::chrono::steady_clock
 }
 
 inline std::vector<Ended> RunningRanks::wait(int straggler, std::chrono::seconds limit) {
+  if (!store_) start();
   const auto deadline = std::chrono::steady_clock::now() + limit;
   std::vector<Ended> ended(children_.size());
   for (int rank = 0; rank < static_cast<int>(ended.size()); ++rank) {

@@ -196,6 +196,7 @@ TEST(Ranks, EndWithinTheTimeoutWhenOneHangsOrFails) {
   auto fails = start(failing, 2, [](const dist::Launch& launch, const StepResult& result) {
     if (launch.rank == 0 && result.step == 5) throw Error("the disk is full");
   });
+  hangs.start(), fails.start();
   const auto of_hanging = hangs.wait(/*straggler=*/2);
   for (const int rank : {0, 1, 3}) {
     EXPECT_NE(of_hanging[rank].error.find("rank 2 of 4 hangs"), std::string::npos) << of_hanging[rank].error;
