@@ -95,8 +95,8 @@ void measure(std::vector<DecodeContender>& all, at::Device device, int64_t repet
   }
   for (auto& c : all) {
     auto& line = c.line;
-    line.ms = quantile(c.times, 0.5);
-    line.ms_spread = quantile(c.times, 0.75) - quantile(c.times, 0.25);
+    const Summary ms = summarise(c.times);
+    line.ms = ms.median, line.ms_spread = ms.spread;
     const auto element = static_cast<double>(at::elementSize(dtype_of(line.dtype)));
     const double bytes = 2 * element * line.kept * static_cast<double>(line.B * line.T * line.H * line.D);
     line.tb_per_s = bytes / line.ms / 1e9;

@@ -226,7 +226,8 @@ void measure(std::vector<Case>& cases, ElementwiseMeasurement line, int64_t repe
   }
   for (size_t i = 0; i < cases.size(); ++i) {
     line.op = cases[i].op, line.direction = cases[i].direction;
-    line.ms = quantile(own[i], 0.5), line.ms_spread = quantile(own[i], 0.75) - quantile(own[i], 0.25);
+    const Summary ms = summarise(own[i]);
+    line.ms = ms.median, line.ms_spread = ms.spread;
     line.gb_per_s = bytes[i] / line.ms / 1e6, line.copy_gb_per_s = bytes[i] / quantile(copies[i], 0.5) / 1e6;
     line.ratio = line.gb_per_s / line.copy_gb_per_s;
     report(line);
@@ -260,7 +261,8 @@ ElementwiseMeasurement measure_lm_head(ElementwiseMeasurement line, at::ScalarTy
     if (turn > 0) times.push_back(ms);
   }
   line.op = "linear_cross_entropy", line.direction = "forward_backward";
-  line.ms = quantile(times, 0.5), line.ms_spread = quantile(times, 0.75) - quantile(times, 0.25);
+  const Summary ms = summarise(times);
+  line.ms = ms.median, line.ms_spread = ms.spread;
   return line;
 }
 

@@ -167,8 +167,8 @@ std::map<std::string, std::function<void()>> works_of(const Contender& c, const 
 }
 
 void put_times(MixersMeasurement& line, const std::vector<double>& ms) {
-  line.ms = quantile(ms, 0.5);
-  line.ms_spread = quantile(ms, 0.75) - quantile(ms, 0.25);
+  const Summary of_turns = summarise(ms);
+  line.ms = of_turns.median, line.ms_spread = of_turns.spread;
 }
 
 void bench_length(const MixersOptions& x, const Size& s, const std::function<void(const MixersMeasurement&)>& report) {

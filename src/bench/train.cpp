@@ -159,8 +159,8 @@ TrainMeasurement bench_train(const TrainOptions& options) {
   const double waited_before = steps.waited_ms();
   const auto ms = steps.run(x.steps);
   const double waited = (steps.waited_ms() - waited_before) / static_cast<double>(x.steps);
-  m.ms = quantile(ms, 0.5);
-  m.ms_spread = quantile(ms, 0.75) - quantile(ms, 0.25);
+  const Summary of_steps = summarise(ms);
+  m.ms = of_steps.median, m.ms_spread = of_steps.spread;
   const int64_t rows = x.batch * x.micro_batches * ranks.size() / x.sequence_ranks;  // of all ranks
   const auto tokens = static_cast<double>(x.length * rows);
   m.tokens_per_s = tokens / m.ms * 1e3;
