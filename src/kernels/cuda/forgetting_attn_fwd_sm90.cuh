@@ -752,7 +752,7 @@ cudaError_t launch_forward(const ForgettingAttnParams& p, const ForgettingAttnPr
 template <typename T, int kHeadDim>
 cudaError_t launch_forward_sm90(const ForgettingAttnParams& p, const ForgettingAttnPrefix& prefix, int multiprocessors,
                                 cudaStream_t stream) {
-  if (prefix.r) return launch_forward<ForwardTraits<T, kHeadDim, true>>(p, prefix, multiprocessors, stream);
+  if (prefix.sums) return launch_forward<ForwardTraits<T, kHeadDim, true>>(p, prefix, multiprocessors, stream);
   return launch_forward<ForwardTraits<T, kHeadDim, false>>(p, prefix, multiprocessors, stream);
 }
 

@@ -66,8 +66,7 @@ struct ForgettingAttnPrefix {
   int32_t* kept;        ///< (BH): number of (query block, key block) pairs kept, for sorting
   int32_t* key_begin;   ///< (BH, query_blocks): first key block that some row of the query block needs
   BlockSums* sums;      ///< (BH, key_blocks); NULL without gates
-  float* r;             ///< (BH, key_blocks * 64), slots permuted by bias_slot; NULL without gates, and but for
-                        ///< backward on SM90 without room
+  float* r;             ///< (BH, key_blocks * 64), slots permuted by bias_slot; for backward on SM90, else NULL
   float2* block;        ///< (BH, key_blocks): hi, lo of the prefix before the block; for backward on SM90, else NULL
   BiasTile* bias;       ///< (BH, key_blocks / 2); for forward on SM90, else NULL
   int32_t* query_end;   ///< (BH, key_blocks): one past the last query block that needs the key block (0: none does);

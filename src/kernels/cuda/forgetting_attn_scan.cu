@@ -438,8 +438,10 @@ size_t layout_prefix(const ForgettingAttnParams& a, void* workspace, ForgettingA
   take(out->key_begin, heads * out->query_blocks);
   if (has_gates) {
     take(out->sums, heads * out->key_blocks);
-    take(out->r, is_backward && !plain ? heads * out->key_blocks * kBiasBlock : 0);
-    if (is_backward && !plain) take(out->block, heads * out->key_blocks);
+    if (is_backward && !plain) {
+      take(out->r, heads * out->key_blocks * kBiasBlock);
+      take(out->block, heads * out->key_blocks);
+    }
   }
   if (is_backward) take(out->query_end, heads * out->key_blocks);
   if (has_gates && a.logit_bound && !a.pruned && !plain) {
