@@ -202,15 +202,10 @@ void measure(const Problem& x, const AttentionOptions& options,
   constexpr double kTurnMs = 0.5;  // what is shorter is done several times: recording events takes microseconds
   const auto contenders = make_contenders(x, make_tensors(x, options.seed), options.prune);
   auto forward = forward_works(contenders), backward = backward_works(contenders);
-  double round_ms = 0;
-  warm_up(x.device, [&] {
-    round_ms = 0;
+  const double round_ms = warm_up(x.device, [&] {
     for (auto* works : {&forward, &backward}) {
       const auto ms = time_round(x.device, *works, order_of_turn(works->size(), 0));
-      for (size_t i = 0; i < ms.size(); ++i) {
-        (*works)[i].calls = calls_a_turn(x.device, ms[i], kTurnMs);
-        round_ms += ms[i] * static_cast<double>((*works)[i].calls);
-      }
+      for (size_t i = 0; i < ms.size(); ++i) (*works)[i].calls = calls_a_turn(x.device, ms[i], kTurnMs);
     }
   });
   const int64_t rounds = options.repetitions > 0 ? options.repetitions : rounds_within(options.seconds, round_ms);

@@ -13,6 +13,12 @@
 namespace fox::bench {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
 /// Events of a device around some calls on its current stream.
 struct TimedCalls {
   c10::Event begin, end;
@@ -39,10 +45,9 @@ struct TimedCalls {
 
 double time_ms(c10::Device device, int64_t calls, const std::function<void()>& work) {
   if (!device.is_cpu()) return TimedCalls(device, calls, work).ms();
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   for (int64_t i = 0; i < calls; ++i) work();
-  const std::chrono::duration<double, std::milli> passed = std::chrono::steady_clock::now() - start;
-  return passed.count() / static_cast<double>(calls);
+  return ms_since(start) / static_cast<double>(calls);
 }
 
 std::vector<double> time_round(c10::Device device, const std::vector<Work>& works, const std::vector<size_t>& order) {
@@ -69,13 +74,17 @@ int64_t rounds_within(double seconds, double round_ms) {
   return static_cast<int64_t>(std::clamp(1e3 * seconds / std::max(round_ms, 1e-3), kFewest, kMost));
 }
 
-void warm_up(c10::Device device, const std::function<void()>& round) {
+double warm_up(c10::Device device, const std::function<void()>& round) {
+  constexpr double kSettledMs = 1000;
+  auto last = Clock::now();
   round();  // its time is that of loading and compiling
-  if (device.is_cpu()) return;
-  const auto start = std::chrono::steady_clock::now();
+  if (device.is_cpu()) return ms_since(last);
+  const auto start = Clock::now();
   do {
+    last = Clock::now();
     round();
-  } while (std::chrono::steady_clock::now() - start < std::chrono::seconds(1));
+  } while (ms_since(start) < kSettledMs);
+  return ms_since(last);
 }
 
 std::vector<size_t> order_of_turn(size_t count, int64_t turn) {

@@ -39,8 +39,9 @@ int64_t calls_a_turn(c10::Device device, double ms, double turn_ms = 5);
 int64_t rounds_within(double seconds, double round_ms);
 
 /// Calls `round` once, so that code is loaded and caches fill, and on a GPU again until its clock has settled under the
-/// load (1 s).
-void warm_up(c10::Device device, const std::function<void()>& round);
+/// load (1 s). Returns the milliseconds that the last call took by the clock: what a round costs, with what it does not
+/// measure.
+double warm_up(c10::Device device, const std::function<void()>& round);
 
 /// Numbers from 0 to count - 1 in an order that depends on the turn alone. A GPU at its power limit carries heat and
 /// clock from one contender to the next: each should follow every other.

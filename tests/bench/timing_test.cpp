@@ -67,6 +67,17 @@ TEST(Timing, EveryTurnHasAnOrderOfItsOwn) {
   EXPECT_GE(std::unique(orders.begin(), orders.end()) - orders.begin(), 7);
 }
 
+TEST(Timing, WarmingUpTellsWhatARoundCosts) {
+  int ran = 0;
+  const double ms = warm_up(c10::kCPU, [&] {
+    ++ran;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  });
+  EXPECT_EQ(ran, 1);
+  EXPECT_GE(ms, 20);
+  EXPECT_LT(ms, 1000);
+}
+
 TEST(Timing, RoundsFillTheirTimeWithinBounds) {
   EXPECT_EQ(rounds_within(10, 250), 40);
   EXPECT_EQ(rounds_within(10, 1), 100);
