@@ -45,14 +45,10 @@ struct DeltaNet {
 
   using Gradients = cuda::DeltaNetGradients;
   static auto gradients(const Inputs& in, at::TensorList inputs, const __nv_bfloat16* d_o, Gradients& g) {
-    const auto dq = empty_like_packed(in.q), dk = empty_like_packed(in.k), dv = empty_like_packed(in.v);
+    const auto with_qkv = qkv_gradients(in, inputs, d_o, g);
     const auto dbeta = empty_like_packed(in.beta);
-    g.d_o = d_o, g.dq = mutable_data<__nv_bfloat16>(dq), g.dk = mutable_data<__nv_bfloat16>(dk);
-    g.dv = mutable_data<__nv_bfloat16>(dv), g.dbeta = mutable_data<float>(dbeta);
-    return [=]() -> std::vector<at::Tensor> {
-      return {cast(dq, inputs[0].scalar_type()), cast(dk, inputs[1].scalar_type()), dv, dbeta,
-              empty_like_packed(inputs[4])};
-    };
+    g.dbeta = mutable_data<float>(dbeta);
+    return [=] { return with_qkv({dbeta, empty_like_packed(inputs[4])}); };
   }
 };
 

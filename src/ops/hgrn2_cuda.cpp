@@ -43,13 +43,10 @@ struct Hgrn2 {
 
   using Gradients = cuda::Hgrn2Gradients;
   static auto gradients(const Inputs& in, at::TensorList inputs, const __nv_bfloat16* d_o, Gradients& g) {
-    const auto dq = empty_like_packed(in.q), dk = empty_like_packed(in.k), dv = empty_like_packed(in.v);
+    const auto with_qkv = qkv_gradients(in, inputs, d_o, g);
     const auto dlog_g = empty_like_packed(in.log_g);
-    g.d_o = d_o, g.dq = mutable_data<__nv_bfloat16>(dq), g.dk = mutable_data<__nv_bfloat16>(dk);
-    g.dv = mutable_data<__nv_bfloat16>(dv), g.dlog_g = mutable_data<float>(dlog_g);
-    return [=]() -> std::vector<at::Tensor> {
-      return {cast(dq, inputs[0].scalar_type()), cast(dk, inputs[1].scalar_type()), dv, dlog_g};
-    };
+    g.dlog_g = mutable_data<float>(dlog_g);
+    return [=] { return with_qkv({dlog_g}); };
   }
 };
 

@@ -32,6 +32,20 @@ inline at::Tensor workspace_of(int64_t bytes, const at::Tensor& like) {
   return at::empty({bytes}, like.options().dtype(at::kByte));
 }
 
+/// Makes room for the gradients of the first three inputs q, k and v, which the kernels take in bf16, in g, and returns
+/// what puts them together with those of the other inputs.
+template <class Inputs, class Gradients>
+auto qkv_gradients(const Inputs& in, at::TensorList inputs, const __nv_bfloat16* d_o, Gradients& g) {
+  const auto dq = empty_like_packed(in.q), dk = empty_like_packed(in.k), dv = empty_like_packed(in.v);
+  g.d_o = d_o, g.dq = mutable_data<__nv_bfloat16>(dq), g.dk = mutable_data<__nv_bfloat16>(dk);
+  g.dv = mutable_data<__nv_bfloat16>(dv);
+  return [=](std::initializer_list<at::Tensor> others) {
+    std::vector<at::Tensor> all{cast(dq, inputs[0].scalar_type()), cast(dk, inputs[1].scalar_type()), dv};
+    all.insert(all.end(), others);
+    return all;
+  };
+}
+
 /// Batch and heads are a dimension of the kernels' grids.
 inline bool fits_grid(const at::Tensor& x_BTH) { return x_BTH.size(0) * x_BTH.size(2) < 65536; }
 
