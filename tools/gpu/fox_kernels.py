@@ -104,26 +104,45 @@ def logits_mask(B, Tq, Tk, window=0, seq_start=None, cu_seqlens=None, kept=None,
     return m if kept is None else m & kept.repeat_interleave(64, -2).repeat_interleave(64, -1)[..., :Tq, :Tk]
 
 
-def kept_blocks(q, f, bound, log_tolerance, lse=None):
-    """(B, H, query blocks, key blocks) bool: what pruning leaves of the causal blocks of 64×64. A key block goes if it and
-    all before it hold at most ε of each row's weights, by exp(2 bound) times the ratio of the sums of decays, or, with lse
-    of the rows known, as it is in the backward pass, by exp(bound) times the decays over exp(lse)."""
+def first_keys(B, Tk, window=0, seq_start=None, cu_seqlens=None, device="cuda"):
+    """(B, Tk) the first key that a row at each position may see."""
+    position = torch.arange(Tk, device=device)
+    first = (position - window + 1).clamp(min=0) if window else torch.zeros_like(position)
+    if cu_seqlens is not None:
+        first = torch.maximum(first, cu_seqlens[torch.searchsorted(cu_seqlens, position, right=True) - 1])
+    first = first.expand(B, Tk)
+    return first if seq_start is None else torch.maximum(first, seq_start[:, None])
+
+
+def kept_blocks(q, f, bound, log_tolerance, lse=None, **masks):
+    """(B, H, query blocks, key blocks) bool: what pruning leaves of the causal blocks of 64×64 that masks leave. A key block
+    goes if it and all before it hold at most ε of each row's weights, by exp(2 bound) times the ratio of the sums of decays,
+    or, with lse of the rows known, as it is in the backward pass, by exp(bound) times the decays over exp(lse). Of a row
+    whose keys a window or documents cut off, those of its own block stand for the second sum."""
     (B, Tk, H), Tq = f.shape, q.shape[1]
     offset, blocks = Tk - Tq, (Tk + 63) // 64
-    c = f.double().clamp(min=-1e3).cumsum(1).transpose(1, 2)
-    mass, logits = torch.logcumsumexp(-c, -1), bound.double() * 1.0001
+    padding = torch.zeros(B, 1, Tk, dtype=torch.bool, device=f.device)
+    if masks.get("seq_start") is not None:
+        padding = (torch.arange(Tk, device=f.device) < masks["seq_start"][:, None])[:, None]
+    c = f.double().transpose(1, 2).masked_fill(padding, 0).clamp(min=-1e3).cumsum(-1)
+    decay, logits = (-c).masked_fill(padding, -math.inf), bound.double() * 1.0001
+    mass = torch.logcumsumexp(decay, -1)
     g = torch.arange((Tq + 63) // 64, device=f.device) * 64 + offset
-    if lse is None:
-        rows, share = mass[..., g], log_tolerance - 2 * logits
-    else:  # the least row of each block of positions, and of all behind it
-        rows = torch.full((B, H, blocks * 64), math.inf, dtype=torch.float64, device=f.device)
-        rows[..., offset:Tk] = lse.double() - c[..., offset:]
-        rows = rows.unflatten(-1, (-1, 64)).amin(-1).flip(-1).cummin(-1)[0].flip(-1)[..., g // 64]
+    of_blocks = lambda x, fill: torch.nn.functional.pad(x, (0, blocks * 64 - Tk), value=fill).unflatten(-1, (-1, 64))
+    if lse is not None:  # the least row of each block of positions, and of all behind it
+        rows = (lse.double() - c[..., offset:]).masked_fill(lse == -math.inf, math.inf)
+        rows = of_blocks(torch.nn.functional.pad(rows, (offset, 0), value=math.inf), math.inf)
+        rows = rows.amin(-1).flip(-1).cummin(-1)[0].flip(-1)[..., g // 64]
         share = log_tolerance - logits - 2.0**-8
+    else:
+        own = masks.get("window") or masks.get("cu_seqlens") is not None
+        rows = torch.logcumsumexp(of_blocks(decay, -math.inf), -1).flatten(-2)[..., g] if own else mass[..., g]
+        rows, share = torch.maximum(rows, -c[..., g]), log_tolerance - 2 * logits
     ends = torch.nn.functional.pad(mass[..., 63::64], (0, blocks - Tk // 64), value=math.inf)
-    n = torch.arange(blocks, device=f.device)
+    n, last = torch.arange(blocks, device=f.device), (g + 63).clamp(max=Tk - 1) // 64
+    first = torch.minimum(first_keys(B, Tk, **masks, device=f.device)[:, g] // 64, last)[:, None, :, None]
     keep = (ends[..., None, :] >= rows[..., None] + share[:, None, None]) | (n >= g[:, None] // 64)
-    return keep & (n * 64 <= (g + 63).clamp(max=Tk - 1)[:, None])
+    return keep & (n >= first) & (n <= last[:, None])
 
 
 def reference(q, k, v, log_f=None, scale=None, dtype=torch.float64, low=None, seq_start=None, **masks):
