@@ -123,6 +123,21 @@ struct Values {
       }
     }
   }
+  // Adds the lane's own elements of what stands there.
+  template <class At>
+  __device__ __forceinline__ void add(const At& at, const A* p) {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+#pragma unroll
+      for (int i = 0; i < P; ++i) {
+        if (!at.has(part, i)) continue;
+        Vec<A, N> piece;
+        piece.load(p + at.step(part, i));
+#pragma unroll
+        for (int k = 0; k < N; ++k) v[part][i * N + k] += piece.v[k];
+      }
+    }
+  }
   template <class At, class T>
   __device__ __forceinline__ void store(const At& at, T* p) const {
 #pragma unroll
@@ -490,11 +505,7 @@ __device__ void leave_head_gradients(const Params& p, const At& at, Values<A, N,
   A* own = columns + (threadIdx.x / at.lanes()) * at.dim + at.offset(0, 0);
   for (int turn = 0; turn < blockDim.y; ++turn) {
     if (at.has_head && threadIdx.y == turn) {
-      if (turn) {
-        Values<A, N, P> before;
-        before.load(at, own);
-        dw.each([&](int part, int k) { dw.v[part][k] += before.v[part][k]; });
-      }
+      if (turn) dw.add(at, own);
       dw.store(at, own);
     }
     __syncthreads();

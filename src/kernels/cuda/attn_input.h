@@ -50,7 +50,8 @@ struct AttnInputGradients {
 template <class T, class A>
 int64_t attn_input_backward_partials(const AttnInputParams<T, A>& p);
 
-/// From dy (contiguous). No atomics: the same bits every time.
+/// From dy (contiguous), where there is a shift or a norm: the gradient of a rotation alone is the rotation back.
+/// No atomics: the same bits every time.
 template <class T, class A>
 cudaError_t attn_input_backward(const AttnInputParams<T, A>& p, const T* dy, const AttnInputGradients<T, A>& gradients,
                                 cudaStream_t stream);
