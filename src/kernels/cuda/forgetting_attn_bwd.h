@@ -20,8 +20,8 @@ __host__ __device__ constexpr int row_table_floats(bool by_mma, int tile_rows) {
 }
 /// At D = 64 a tile has twice the scores that it has above for the same products, and the tensor cores have time left.
 /// They subtract Δ from dP, as one more k16 step of V dO^T (rows (hi, mid, lo, 0 ...) of -Δ_i against (1, 1, 1, 0
-/// ...)), and add dS up for dlog_f, as 8 more columns of K and Q that are ones; dlog_f is then of dS as rounded to 16
-/// bits, as dQ and dK are. (Below, such columns would not stand beside a panel of K but in it.)
+/// ...)), and for bfloat16 add dS up for dlog_f, as 8 more columns of K and Q that are ones; dlog_f is then of dS as
+/// rounded to 16 bits, as dQ and dK are. (Below, such columns would not stand beside a panel of K but in it.)
 __host__ __device__ constexpr bool sums_by_mma(int head_dim) { return head_dim == 64; }
 /// Floats of Δ of a row, or of such rows.
 __host__ __device__ constexpr int delta_floats(int head_dim) { return sums_by_mma(head_dim) ? 4 : 1; }

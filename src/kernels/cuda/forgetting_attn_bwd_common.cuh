@@ -91,6 +91,15 @@ __device__ __forceinline__ int backward_m_near(const BackwardArgs& a, const Back
   return a.prefix.near_end == nullptr ? INT_MAX : reached_tiles<kM, kN>(a.prefix.near_end, a, w, head);
 }
 
+/// u_i of row `x` of a tile, given the tile's table.
+template <bool kByMma>
+__device__ __forceinline__ float row_bias(const float* table, int x, float sigma) {
+  if constexpr (!kByMma) return table[x];
+  const uint4 row = reinterpret_cast<const uint4*>(table)[x];
+  return (__uint_as_float(row.y & 0xffff0000u) + __uint_as_float(row.z << 16) + __uint_as_float(row.z & 0xffff0000u)) *
+         sigma;
+}
+
 /// First row of a head in the padded tables of per-row values.
 __device__ __forceinline__ int64_t table_row(const BackwardArgs& a, int batch, int head) {
   return (int64_t{batch} * a.heads + head) * a.padded_rows;
@@ -151,6 +160,40 @@ __device__ __forceinline__ void backward_load(const BackwardArgs& a, const Backw
       load_panels<Tile>(smem.d_o[d_o.slot], &a.map_do, &smem.do_full[d_o.slot], kM, m * kM, head, w.batch);
       ptx::bulk_load(smem.delta[d_o.slot], a.delta + row * Tile::kDeltaFloats, kDeltaBytes, &smem.do_full[d_o.slot]);
       d_o.advance();
+    }
+  }
+}
+
+/// The warp that gives far tiles (from `near` on, see backward_m_near) the one bias that a row has there: all of the
+/// block's keys are taken to decay as its first one does, by more than they do, and by nothing that matters. A thread
+/// then does in a far tile what it does without gates. Runs beside the copies of Q and fills the same stages.
+template <typename Tile>
+__device__ __forceinline__ void backward_far_rows(const BackwardArgs& a, const BackwardWork& w,
+                                                  typename Tile::Shared& smem) {
+  constexpr int kM = Tile::kM, kRows = kM / 32;  // of a lane
+  const int lane = threadIdx.x % 32;
+  ptx::Ring<Tile::kQueryStages> q;
+  for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
+    const int m_end = backward_m_end<kM, Tile::kN>(a, w, head), m_near = backward_m_near<kM, Tile::kN>(a, w, head);
+    const double first = GatePrefix(a, w.batch, head)(w.n * Tile::kN);
+    const float2 decay{static_cast<float>(first), static_cast<float>(first - static_cast<float>(first))};
+    const float* table = a.row_bias + table_row(a, w.batch, head) / kM * Tile::kRowTable;
+    for (int m = w.m_begin; m < m_end; ++m) {
+      float u[kRows];
+      if (m >= m_near) {
+        const float* of_tile = table + int64_t{m} * Tile::kRowTable;
+        const float shift = pair_difference(*reinterpret_cast<const float2*>(of_tile + Tile::kRowTable - 4), decay);
+#pragma unroll
+        for (int e = 0; e < kRows; ++e) u[e] = row_bias<Tile::kBiasByMma>(of_tile, e * 32 + lane, a.sigma) + shift;
+      }
+      ptx::mbarrier_wait(&smem.q_empty[q.slot], q.parity ^ 1);
+      if (m >= m_near) {
+#pragma unroll
+        for (int e = 0; e < kRows; ++e) smem.far_rows[q.slot][e * 32 + lane] = u[e];
+      }
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(&smem.q_full[q.slot]);
+      q.advance();
     }
   }
 }
@@ -306,8 +349,8 @@ __device__ __forceinline__ void probabilities(const float (&s)[kCount], uint32_t
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) t[e] = ptx::ex2(t[e]);
-    p[2 * g] = ptx::pack2<T>(t[0], t[1]);
-    p[2 * g + 1] = ptx::pack2<T>(t[2], t[3]);
+    p[2 * g] = ptx::pack_weights<T>(t[0], t[1]);
+    p[2 * g + 1] = ptx::pack_weights<T>(t[2], t[3]);
   }
 }
 
@@ -520,10 +563,14 @@ struct BackwardScores {
   }
 
   /// P of part of a tile that needs no mask.
-  template <int kFrom, int kTo>
+  template <int kFrom, int kTo, bool kFar = false>
   __device__ __forceinline__ void make_p(const float (&s)[kScores], uint32_t (&p)[kScores / 2], float shift) {
-    probabilities<T, kExponents, false, kFrom, kTo>(s, p, row_values(smem.row_bias[q.slot]), bias0(shift), bias1(shift),
-                                                    a.sigma, TileMask{});
+    if constexpr (kFar)
+      probabilities<T, Exponents::kPlain, false, kFrom, kTo>(s, p, row_values(smem.far_rows[q.slot]), 0.f, 0.f, a.sigma,
+                                                             TileMask{});
+    else
+      probabilities<T, kExponents, false, kFrom, kTo>(s, p, row_values(smem.row_bias[q.slot]), bias0(shift),
+                                                      bias1(shift), a.sigma, TileMask{});
   }
 
   /// P of all of tile m, which may need a mask.
@@ -541,19 +588,21 @@ struct BackwardScores {
   }
 
   /// dQ as it lies in registers, 16 bytes a thread (the reduction is flat and the last kernel knows the order), and
-  /// row sums of dS: the warp's over groups of 8 queries, or those that lie behind dQ.
-  template <int kSize>
+  /// row sums of dS: the warp's over groups of 8 queries, or with kWithSums those that lie behind dQ. The place must be
+  /// empty.
+  template <bool kWithSums = true, int kSize>
   __device__ __forceinline__ void store_dq(const float (&dq)[kSize], float residual) {
     constexpr int kCount = kSize - Tile::kOnes / 2;
     constexpr int kLanes = 32 / (kScores / 4);  // lanes that hold one group of 8 queries
-    ptx::named_barrier_sync(kBarrierDqEmpty + wg, 160);
     float4* out = reinterpret_cast<float4*>(smem.dq + wg * Tile::kDqPart0) + threadIdx.x % 128;
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i)
       out[i * 128] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
     if constexpr (Tile::kOnes > 0) {
       const int row = wg * 64 + warp * 16 + lane / 4;
-      if (lane % 4 == 0) smem.residual[row] = dq[kCount], smem.residual[row + 8] = dq[kCount + 2];
+      float sum[2] = {0.f, 0.f};
+      if constexpr (kWithSums) sum[0] = dq[kCount], sum[1] = dq[kCount + 2];
+      if (lane % 4 == 0) smem.residual[row] = sum[0], smem.residual[row + 8] = sum[1];
     } else if (kGate && lane % kLanes == 0) {
       smem.residual[(column0 / 8 + lane / kLanes) * 8 + wg * 4 + warp] = residual;
     }
@@ -617,7 +666,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     ptx::mbarrier_init(&smem.k_full, 1);
     ptx::mbarrier_init(&smem.v_full, 1);
     for (int i = 0; i < Tile::kQueryStages; ++i) {
-      ptx::mbarrier_init(&smem.q_full[i], 1);
+      ptx::mbarrier_init(&smem.q_full[i], Tile::kFarLoop ? 2 : 1);
       ptx::mbarrier_init(&smem.q_empty[i], 8);  // one arrival a consumer warp
     }
     for (int i = 0; i < Tile::kGradientStages; ++i) {
@@ -634,6 +683,8 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     ptx::setmaxnreg_dec<24>();
     if (warp == 0 && ptx::elect_one()) backward_load<Tile>(a, w, smem);
     if (warp == 1) backward_store_dq<Tile, Consumer::kHasGate>(a, w, smem);
+    if constexpr (Tile::kFarLoop)
+      if (warp == 2) backward_far_rows<Tile>(a, w, smem);
   } else {
     ptx::setmaxnreg_inc<240>();
     Consumer(a, w, smem, warp / 4 - 1).run();

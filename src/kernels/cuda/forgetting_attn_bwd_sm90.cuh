@@ -13,8 +13,8 @@
 // owns 64 keys, and its Pᵀ and dSᵀ are register operands of dV and dK without a shuffle. Only dS crosses shared memory,
 // for dQ = dS K, of which each warpgroup computes half (rows at D <= 64, columns above).
 //
-// Roles (384 threads): warpgroup 0, warp 0 loads by TMA, warp 1 adds dQ to global memory by bulk reduction;
-// warpgroups 1 and 2 compute. The tensor cores see, per tile m and in this order,
+// Roles (384 threads): warpgroup 0, warp 0 loads by TMA, warp 1 adds dQ to global memory by bulk reduction, warp 2
+// makes the biases of far tiles; warpgroups 1 and 2 compute. The tensor cores see, per tile m and in this order,
 //     dP_m, dV_m, S_{m+1}, dQ_m, dK_m
 // and the other units work under them: dS_m under dV_m, the barrier between the warpgroups under S_{m+1}, ex2 of tile
 // m+1 and the store of dQ_m under dQ_m and dK_m, at kM = 128 half of that ex2 under dP_{m+1}. P is kept as 16-bit
@@ -28,6 +28,10 @@
 //
 // What ptxas needs (it serialises the WGMMAs otherwise, C7512): nested loops instead of a branch between the kinds
 // of step, and a fresh array for every product that starts from zero.
+//
+// Far tiles (backward_m_near) are worked on as without gates: a row has one bias for all keys, and nothing flows to
+// gates. What the gates cost is so a matter of the other tiles. The two loops are as good as the ones of two kernels
+// only with nothing alive in one that the other alone uses.
 //
 // Gates. cref_n is c at the *last* key of the block and cref_m c at the *first* row of the query tile, so that what
 // matters (b_j, u_i near 0) is exact and what is lost is far below the last bit of P. Where tile and block overlap
@@ -50,7 +54,10 @@ struct BackwardTile {
   static constexpr int kRowTable = row_table_floats(kBiasByMma, kM);
   static constexpr bool kSumsByMma = sums_by_mma(kHeadDim);
   static constexpr int kDeltaFloats = delta_floats(kHeadDim);
-  static constexpr int kOnes = kGate && kSumsByMma ? 8 : 0;  // columns beside those of K and Q
+  // Whether tiles from which nothing flows that matters (backward_m_near) have a loop of their own.
+  static constexpr bool kFarLoop = kGate && kHeadDim >= 64;
+  // Columns beside those of K and Q. Only bfloat16 has dS there as it is: a half of 1e-6 has lost four of its bits.
+  static constexpr int kOnes = kGate && kSumsByMma && std::is_same_v<T, __nv_bfloat16> ? 8 : 0;
   static constexpr int kQueryStages = 3;  // of Q; S of the next tile is computed while dK of this one still reads its Q
   static constexpr int kGradientStages = 2;      // of dO and dS
   static constexpr bool kSplitRows = kM == 128;  // warpgroups share dQ by rows, else by columns
@@ -67,6 +74,7 @@ struct BackwardTile {
     T ds[kGradientStages][2][kM * 64];  // [stage][panel of 64 keys][query][key]
     float dq[kM * kD];
     alignas(16) float row_bias[kQueryStages][kRowTable];
+    float far_rows[kFarLoop ? kQueryStages : 1][kM];
     alignas(128) float delta[kGradientStages][kM * kDeltaFloats];
     std::conditional_t<kBiasByMma, KeyBiasRows<kN>, NoKeyBiasRows> key_bias;
     float residual[kM];  // row sums of dS: [group of 8 queries][consumer warp], or of each row
@@ -76,6 +84,13 @@ struct BackwardTile {
   };
 };
 
+/// The first kCount of some registers.
+template <int kCount, int kAll>
+__device__ __forceinline__ auto first(float (&x)[kAll]) -> float (&)[kCount] {
+  static_assert(kCount <= kAll);
+  return reinterpret_cast<float(&)[kCount]>(x);
+}
+
 template <typename T, int kHeadDim, bool kGate>
 struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kGate> {
   using Tile = BackwardTile<T, kHeadDim, kGate>;
@@ -84,19 +99,19 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
   static constexpr bool kHasGate = kGate;
   static constexpr int kM = Tile::kM, kN = Tile::kN, kD = Tile::kD, kScores = Base::kScores;
   static constexpr int kEarly = 8;  // groups of 8 columns of P made under dQ; the rest, if any, under dP
-  static constexpr int kKeySums = (kD + Tile::kOnes) / 2;       // of dK a thread, and of dS
-  static constexpr bool kRowSums = kGate && !Tile::kSumsByMma;  // whether threads add dS up
-  // Whether tiles whose dS does not count for dlog_f have a loop without its sums; up to D = 64 it gains nothing.
-  static constexpr bool kFarLoop = kGate && kD > 64;
+  static constexpr int kBeforeDq = kD <= 64 && kGate ? 3 : 4;  // pairs of P made before dQ is waited for
+  static constexpr int kKeySums = (kD + Tile::kOnes) / 2;      // of dK a thread, and of dS
+  static constexpr bool kRowSums = kGate && Tile::kOnes == 0;  // whether threads add dS up
   using Base::Base, Base::a, Base::w, Base::smem, Base::wg, Base::warp, Base::lane, Base::q, Base::q_done, Base::d_o;
-  using Base::tile_shift, Base::store_dq, Base::send_dq;
+  using Base::tile_shift, Base::send_dq;
   using Base::wait_q, Base::wait_do, Base::wait_keys, Base::load_key_bias, Base::is_masked, Base::make_masked_p;
 
   /// S of the tile whose Q is in stage q, with the biases if not `without_bias`.
+  template <bool kFar = false>
   __device__ __forceinline__ void issue_scores(float (&s)[kScores], bool without_bias = false) {
     ptx::wgmma_fence();
-    this->issue_bias(s, without_bias);
-    issue_transposed<Tile::kBiasByMma>(s, smem.k, smem.q[q.slot]);
+    if constexpr (!kFar) this->issue_bias(s, without_bias);
+    issue_transposed<Tile::kBiasByMma && !kFar>(s, smem.k, smem.q[q.slot]);
   }
 
   /// 64 keys × kM queries: this warpgroup's rows of `keys` times the rows of `queries`, both K-major.
@@ -143,7 +158,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
   /// 64 queries from `row` on × columns of dQ from panel `panel` on, over all keys of the block.
   template <int kCount>
   __device__ __forceinline__ void issue_dq(float (&acc)[kCount], int row, int panel) {
-    constexpr bool kWithOnes = Tile::kOnes > 0;
+    constexpr bool kWithOnes = kCount % 8 != 0;
     const uint32_t ds_word = ptx::descriptor_word(ptx::smem_u32(smem.ds[d_o.slot]) + row * 128);
     const uint32_t k_word = columns_word<kWithOnes>(smem.k[panel], kN);
     ptx::wgmma_fence();
@@ -177,7 +192,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
 
   /// dS of tile m from its P, and what the tile adds to dV. With kRest s still has the last part of P, which is made
   /// under dP, and dQ of the tile before is sent.
-  template <bool kRest, bool kSums>
+  template <bool kRest, bool kFar>
   __device__ __forceinline__ void make_ds(float (&dv)[kD / 2], float (&s)[kScores], uint32_t (&p)[kScores / 2],
                                           uint32_t (&ds)[kScores / 2], float (&column)[2], float (&group)[kM / 8],
                                           int m, float shift) {
@@ -185,7 +200,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
     wait_do(m);
     issue_dp(dp);
     if constexpr (kRest) {
-      this->template make_p<kEarly, kM / 8>(s, p, shift);
+      this->template make_p<kEarly, kM / 8, kFar>(s, p, shift);
       send_dq();
     }
     q.advance();
@@ -193,7 +208,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
     issue_key_gradient(dv, p, smem.d_o[d_o.slot]);
     ptx::wgmma_wait<1>();
     ptx::fence_registers(dp);
-    score_gradient<T, kSums && kRowSums, !Tile::kSumsByMma>(dp, p, ds, this->row_values(smem.delta[d_o.slot]), column,
+    score_gradient<T, !kFar && kRowSums, !Tile::kSumsByMma>(dp, p, ds, this->row_values(smem.delta[d_o.slot]), column,
                                                             group);
     store_ds(ds);
     ptx::wgmma_wait<0>();
@@ -211,59 +226,75 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
     ptx::wgmma_wait<0>();
     ptx::fence_registers(s);
     make_masked_p(s, p, m, head);
-    make_ds<false, kGate>(dv, s, p, ds, column, group, m, 0.f);
+    make_ds<false, false>(dv, s, p, ds, column, group, m, 0.f);
   }
 
   /// dQ and dK of tile m, given its dS. With kAhead dS of tile m + 1, which needs no mask, comes out in its place; with
-  /// kSums dS counts for dlog_f.
-  template <bool kAhead, bool kSums>
+  /// kFar both are far.
+  template <bool kAhead, bool kFar>
   __device__ __forceinline__ void step(float (&dk)[kKeySums], float (&dv)[kD / 2], uint32_t (&ds)[kScores / 2],
                                        float (&column)[2], float (&group)[kM / 8], int m) {
     float s[kScores];
     if constexpr (kAhead) {
       wait_q(m + 1);
-      issue_scores(s);
+      issue_scores<kFar>(s);
     }
     float residual = 0.f;
-    if constexpr (kSums && kRowSums) residual = transpose_sum(group, lane);
+    if constexpr (!kFar && kRowSums) residual = transpose_sum(group, lane);
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(kBarrierDs, 256);
     ptx::fence_registers(ds);
     if constexpr (Tile::kDqColumns0 == Tile::kDqColumns1) {
-      finish_step<kAhead, kSums, Tile::kDqColumns0>(dk, dv, ds, s, column, group, m, residual);
+      finish_step<kAhead, kFar, Tile::kDqColumns0>(dk, dv, ds, s, column, group, m, residual);
     } else {
       if (wg == 0)
-        finish_step<kAhead, kSums, Tile::kDqColumns0>(dk, dv, ds, s, column, group, m, residual);
+        finish_step<kAhead, kFar, Tile::kDqColumns0>(dk, dv, ds, s, column, group, m, residual);
       else
-        finish_step<kAhead, kSums, Tile::kDqColumns1>(dk, dv, ds, s, column, group, m, residual);
+        finish_step<kAhead, kFar, Tile::kDqColumns1>(dk, dv, ds, s, column, group, m, residual);
     }
   }
 
-  template <bool kAhead, bool kSums, int kColumns>
+  /// Until dQ of the tile before has left shared memory. ptxas would make all of P behind the wait for this tile's dQ,
+  /// which costs 2 to 4 %; asm statements do not hold it. So the number of a hardware barrier before that wait depends
+  /// on some of P: on their signs, which pack_weights() knows to be 0 and ptxas does not.
+  template <bool kUsesP>
+  __device__ __forceinline__ void wait_dq_empty(const uint32_t (&p)[kScores / 2]) {
+    uint32_t made = 0;
+    if constexpr (kUsesP) {
+#pragma unroll
+      for (int i = 0; i < kBeforeDq; ++i) made |= p[i];
+    }
+    ptx::named_barrier_sync(kBarrierDqEmpty + wg + (made >> 31), 160);
+  }
+
+  template <bool kAhead, bool kFar, int kColumns>
   __device__ __forceinline__ void finish_step(float (&dk)[kKeySums], float (&dv)[kD / 2], uint32_t (&ds)[kScores / 2],
                                               float (&s)[kScores], float (&column)[2], float (&group)[kM / 8], int m,
                                               float residual) {
+    constexpr int kOnes = kFar ? 0 : Tile::kOnes;
+    // The same arrays in both loops, or ptxas finds no registers (C7512).
     float dq[(kColumns + Tile::kOnes) / 2];
     uint32_t p[kScores / 2];
-    issue_dq(dq, Tile::kSplitRows ? wg * 64 : 0, Tile::kSplitRows ? 0 : wg);
-    issue_key_gradient(dk, ds, smem.q[q_done.slot]);
+    issue_dq(first<(kColumns + kOnes) / 2>(dq), Tile::kSplitRows ? wg * 64 : 0, Tile::kSplitRows ? 0 : wg);
+    issue_key_gradient(first<(kD + kOnes) / 2>(dk), ds, smem.q[q_done.slot]);
     float shift = 0.f;
     if constexpr (kAhead) {
-      shift = tile_shift();
+      if constexpr (!kFar) shift = tile_shift();
       ptx::wgmma_wait<2>();
       ptx::fence_registers(s);
-      this->template make_p<0, kEarly>(s, p, shift);
+      this->template make_p<0, kEarly, kFar>(s, p, shift);
     }
+    wait_dq_empty<kAhead>(p);
     ptx::wgmma_wait<1>();
     ptx::fence_registers(dq);
-    store_dq(dq, residual);
+    this->template store_dq<!kFar>(dq, residual);
     ptx::wgmma_wait<0>();
     ptx::fence_registers(dk);
     if (lane == 0) ptx::mbarrier_arrive(&smem.q_empty[q_done.slot]);
     q_done.advance();
     d_o.advance();
     if constexpr (kAhead)
-      make_ds<true, kSums>(dv, s, p, ds, column, group, m + 1, shift);
+      make_ds<true, kFar>(dv, s, p, ds, column, group, m + 1, shift);
     else
       send_dq();
   }
@@ -275,7 +306,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
     bool have_keys = false;
     for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
       const int m_end = backward_m_end<kM, kN>(a, w, head);
-      const int m_near = kFarLoop ? backward_m_near<kM, kN>(a, w, head) : m_end;
+      const int m_near = Tile::kFarLoop ? backward_m_near<kM, kN>(a, w, head) : m_end;
       float column[2] = {0.f, 0.f};
 #pragma unroll
       for (int i = kD / 2; i < kKeySums; ++i) dk[i] = 0.f;  // sums are a head's, dK all of the group's
@@ -287,11 +318,14 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
         float group[kM / 8];
         for (int m = w.m_begin; m < m_end; ++m) {
           prepare(dv, ds, column, group, m, head);
-          for (; m + 1 < m_end && m < m_near && !is_masked(m + 1); ++m) step<true, kGate>(dk, dv, ds, column, group, m);
-          if constexpr (kFarLoop)
-            for (; m + 1 < m_end && !is_masked(m + 1); ++m) step<true, false>(dk, dv, ds, column, group, m);
-          // Behind far tiles `group` is still the first one's: what it adds to this one's rows is as little.
-          step<false, kGate>(dk, dv, ds, column, group, m);
+          for (; m + 1 < m_end && m < m_near && !is_masked(m + 1); ++m) step<true, false>(dk, dv, ds, column, group, m);
+          if constexpr (Tile::kFarLoop)
+            for (; m + 1 < m_end && !is_masked(m + 1); ++m) {
+              step<true, true>(dk, dv, ds, column, group, m);
+#pragma unroll
+              for (int g = 0; g < kM / 8; ++g) group[g] = 0.f;  // not kept over the loop: no registers for it
+            }
+          step<false, false>(dk, dv, ds, column, group, m);
         }
       }
       if constexpr (kGate) {

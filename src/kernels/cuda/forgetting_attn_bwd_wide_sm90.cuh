@@ -16,6 +16,7 @@ template <typename T, int kHeadDim, bool kGate>
 struct WideBackwardTile {
   static constexpr int kD = kHeadDim, kM = backward_tile_rows(kHeadDim), kN = backward_block_keys(kHeadDim);
   static_assert(kM == 64 && kN == 64 && kD % 128 == 0);
+  static constexpr bool kFarLoop = false;
   static constexpr bool kSharedKeys = true;
   static constexpr int kPanels = kD / 64, kQueryStages = 1, kGradientStages = 1;
   static constexpr bool kBiasByMma = bias_by_mma(kGate, kHeadDim);
@@ -119,6 +120,7 @@ struct WideBackwardConsumer : BackwardScores<T, WideBackwardTile<T, kHeadDim, kG
     const float residual = kGate ? transpose_sum(group, lane) : 0.f;
     ptx::wgmma_wait<2>();
     ptx::fence_registers(dq);
+    ptx::named_barrier_sync(kBarrierDqEmpty + wg, 160);
     this->store_dq(dq, residual);
     this->send_dq();
     ptx::wgmma_wait<0>();

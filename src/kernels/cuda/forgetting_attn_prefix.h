@@ -51,12 +51,11 @@ struct alignas(16) BlockSums {
 enum class Pass : int32_t { kForward, kBackward };
 
 /// ln of the share of a row below which it does not matter what the keys of far blocks weigh, all of them together:
-/// forward 1/256 of what rounding may change a weight by, 2^-16 for bf16 and 2^-19 for fp16, backward a unit in the
-/// last place of float32, 2^-24. Such blocks are not left out, but forward their keys are taken to decay by all of c_i,
-/// more than they do, and backward nothing is taken to flow from them to gates, which spares the kernels the biases of
-/// single keys and the sums of dS.
-__host__ __device__ constexpr float log_near_share(int32_t dtype, Pass pass) {
-  if (pass == Pass::kBackward) return -16.6355f;
+/// 1/256 of what rounding may change a weight by, 2^-16 for bf16 and 2^-19 for fp16. Such blocks are not left out, but
+/// their keys are taken to decay by more than they do: forward by all of c_i, backward as the first of their tile does,
+/// where nothing is taken to flow from them to gates, either. That spares the kernels the biases of single keys and the
+/// sums of dS.
+__host__ __device__ constexpr float log_near_share(int32_t dtype) {
   return dtype == kFoxFloat16 ? -13.1698f : -11.0904f;
 }
 

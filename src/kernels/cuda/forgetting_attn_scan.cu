@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   const float bound = is_pruned || has_near ? a.logit_bound[h] * 1.0001f : 0.f;  // logits are rounded
   const bool knows_lse = out.pass == Pass::kBackward;
   const float share =
-      (is_pruned ? a.log_tolerance : log_near_share(a.dtype, out.pass)) - (knows_lse ? bound + kLseError : 2 * bound);
+      (is_pruned ? a.log_tolerance : log_near_share(a.dtype)) - (knows_lse ? bound + kLseError : 2 * bound);
   if (threadIdx.x == 0) kept = 0;
   ptx::wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x < kCounters) out.counters[threadIdx.x] = 0;

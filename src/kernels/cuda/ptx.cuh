@@ -176,6 +176,22 @@ __device__ __forceinline__ uint32_t pack2<__half>(float lo, float hi) {
   return r;
 }
 
+/// The same of numbers that are not negative; the signs of the pair are 0 whatever they are, NaN too.
+template <typename T>
+__device__ __forceinline__ uint32_t pack_weights(float lo, float hi);
+template <>
+__device__ __forceinline__ uint32_t pack_weights<__nv_bfloat16>(float lo, float hi) {
+  uint32_t r;
+  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+template <>
+__device__ __forceinline__ uint32_t pack_weights<__half>(float lo, float hi) {
+  uint32_t r;
+  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+
 /// x as the sum of three bf16, the largest first: 24 bits, all that a float has.
 struct Bf16Triple {
   uint32_t high, middle, low;  // bits
