@@ -37,9 +37,10 @@ struct Device {
     return host;
   }
   void random(float scale) {
+    constexpr size_t kPeriod = 65521;  // the host's time is that of drawing them
     std::normal_distribution<float> normal(0.f, scale);
     std::vector<T> host(count);
-    for (auto& x : host) x = T(normal(generator));
+    for (size_t i = 0; i < count; ++i) host[i] = i < kPeriod ? T(normal(generator)) : host[i - kPeriod];
     put(host);
   }
   void gates() {
