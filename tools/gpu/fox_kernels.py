@@ -88,22 +88,6 @@ class Forward:
         return self.workspace[:p.batch * p.query_heads * 4].view(torch.int32).view(p.batch, p.query_heads)
 
 
-def logits_mask(B, Tq, Tk, window=0, seq_start=None, cu_seqlens=None, kept=None, device="cuda"):
-    """(B, 1 or H, Tq, Tk) bool: which keys a row sees. kept: the blocks that pruning leaves (kept_blocks)."""
-    i = torch.arange(Tq, device=device)[:, None] + Tk - Tq
-    j = torch.arange(Tk, device=device)[None, :]
-    m = (j <= i)[None].expand(B, Tq, Tk).clone()
-    if window:
-        m &= j > i - window
-    if seq_start is not None:
-        m &= j[None] >= seq_start[:, None, None]
-    if cu_seqlens is not None:
-        document = torch.searchsorted(cu_seqlens, torch.arange(Tk, device=device), right=True)
-        m &= document[i] == document[j]
-    m = m[:, None]
-    return m if kept is None else m & kept.repeat_interleave(64, -2).repeat_interleave(64, -1)[..., :Tq, :Tk]
-
-
 def first_keys(B, Tk, window=0, seq_start=None, cu_seqlens=None, device="cuda"):
     """(B, Tk) the first key that a row at each position may see."""
     position = torch.arange(Tk, device=device)
@@ -112,6 +96,13 @@ def first_keys(B, Tk, window=0, seq_start=None, cu_seqlens=None, device="cuda"):
         first = torch.maximum(first, cu_seqlens[torch.searchsorted(cu_seqlens, position, right=True) - 1])
     first = first.expand(B, Tk)
     return first if seq_start is None else torch.maximum(first, seq_start[:, None])
+
+
+def logits_mask(B, Tq, Tk, kept=None, device="cuda", **masks):
+    """(B, 1 or H, Tq, Tk) bool: which keys a row sees. kept: the blocks that pruning leaves (kept_blocks)."""
+    i, j = torch.arange(Tk - Tq, Tk, device=device)[:, None], torch.arange(Tk, device=device)
+    m = ((j <= i) & (j >= first_keys(B, Tk, **masks, device=device)[:, Tk - Tq:, None]))[:, None]
+    return m if kept is None else m & kept.repeat_interleave(64, -2).repeat_interleave(64, -1)[..., :Tq, :Tk]
 
 
 def kept_blocks(q, f, bound, log_tolerance, lse=None, **masks):
