@@ -175,14 +175,16 @@ __device__ __forceinline__ void backward_far_rows(const BackwardArgs& a, const B
   ptx::Ring<Tile::kQueryStages> q;
   for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
     const int m_end = backward_m_end<kM, Tile::kN>(a, w, head), m_near = backward_m_near<kM, Tile::kN>(a, w, head);
-    const double first = GatePrefix(a, w.batch, head)(w.n * Tile::kN);
-    const float2 decay{static_cast<float>(first), static_cast<float>(first - static_cast<float>(first))};
+    const GatePrefix prefix(a, w.batch, head);
+    const float2 before = prefix.block[w.n * Tile::kN / kBiasBlock];  // of the block's first key; not waited for yet
+    const float rest = prefix.r[w.n * Tile::kN];
     const float* table = a.row_bias + table_row(a, w.batch, head) / kM * Tile::kRowTable;
     for (int m = w.m_begin; m < m_end; ++m) {
       float u[kRows];
       if (m >= m_near) {
         const float* of_tile = table + int64_t{m} * Tile::kRowTable;
-        const float shift = pair_difference(*reinterpret_cast<const float2*>(of_tile + Tile::kRowTable - 4), decay);
+        const float shift =
+            pair_difference(*reinterpret_cast<const float2*>(of_tile + Tile::kRowTable - 4), before) - rest;
 #pragma unroll
         for (int e = 0; e < kRows; ++e) u[e] = row_bias<Tile::kBiasByMma>(of_tile, e * 32 + lane, a.sigma) + shift;
       }
