@@ -43,7 +43,6 @@ size_t layout_backward(const ForgettingAttnParams& p, BackwardArgs* a) {
   a->offset = p.key_len - p.query_len;
   a->padded_rows = (p.query_len + kRowTile - 1) / kRowTile * kRowTile;
   a->deterministic = p.deterministic;
-  a->residual_rows = 8;
   a->scale = p.scale, a->sigma = static_cast<float>(p.scale * kLog2e);
 
   const int dim = padded_head_dim(p.head_dim), tile_rows = backward_tile_rows(dim);
@@ -60,8 +59,9 @@ size_t layout_backward(const ForgettingAttnParams& p, BackwardArgs* a) {
   take(a->row_bias, tiles * row_table_floats(bias_by_mma(p.log_f.data != nullptr, dim), tile_rows));
   take(a->delta, rows * delta_floats(dim));
   take(a->dq_sum, rows * dim);
-  take(a->row_residual, rows / 8);
+  take(a->row_residual, rows / kResidualRows);
   take(a->column_sum, size_t(p.batch) * p.query_heads * p.key_len);
+  if (p.d_log_f.data) take(a->part_sums, size_t(p.batch) * p.query_heads * gate_parts(p.key_len));
   if (p.deterministic) take(a->dq_turn, tiles);
   return used;
 }

@@ -28,6 +28,14 @@ __host__ __device__ constexpr int delta_floats(int head_dim) { return sums_by_mm
 /// Stands for -inf there, where inf - inf must not arise.
 constexpr float kNoWeight = -1e30f;
 
+/// Queries whose dS are summed together for dlog_f, by the SM90 and by the SM80 kernels.
+constexpr int kResidualRows = 8, kResidualRowsSm80 = 1;
+/// Positions of a part of dlog_f, from the end on: what a thread block writes of some heads.
+constexpr int kGatePart = 256;
+__host__ __device__ constexpr int gate_parts(int key_len) { return (key_len + kGatePart - 1) / kGatePart; }
+/// Bits of a part's sum that is not there yet: a NaN that no sum is.
+constexpr uint64_t kNoPartSum = ~uint64_t{0};
+
 /// Arguments of all backward kernels.
 struct BackwardArgs {
   CUtensorMap map_q, map_k, map_v, map_do;
@@ -44,13 +52,28 @@ struct BackwardArgs {
   int32_t deterministic;
   float scale, sigma;  // sigma = scale·log2e
   // Workspace, each by (batch, head) first:
-  float* row_bias;  // per tile of rows: row_table_floats()
-  float* delta;     // (padded_rows × delta_floats()): Δ = Σ_d o dO, or rows of -Δ
-  float* dq_sum;    // (padded_rows × kHeadDim), each tile in the order of the accumulators
-  int32_t residual_rows;
-  float* row_residual;  // (padded_rows / residual_rows): Σ_j dS_ij over so many queries (8, or 1 from the SM80 kernels)
+  float* row_bias;      // per tile of rows: row_table_floats()
+  float* delta;         // (padded_rows × delta_floats()): Δ = Σ_d o dO, or rows of -Δ
+  float* dq_sum;        // (padded_rows × kHeadDim), each tile in the order of the accumulators
+  double* part_sums;    // (gate_parts()): what the positions of each part add to dlog_f; kNoPartSum: not known yet
+  float* row_residual;  // (padded_rows / kResidualRows): Σ_j dS_ij over so many queries
   float* column_sum;    // (key_len): Σ_i dS_ij
   int* dq_turn;         // per tile: key blocks added so far; NULL unless deterministic
+};
+
+/// Prefixes of one head, c_j·log2e.
+struct GatePrefix {
+  const float* r;
+  const float2* block;
+  __device__ __forceinline__ GatePrefix(const BackwardArgs& a, int batch, int head) {
+    const int64_t row = (int64_t{batch} * a.heads + head) * a.prefix.key_blocks;
+    r = a.prefix.r + row * kBiasBlock;
+    block = a.prefix.block + row;
+  }
+  __device__ __forceinline__ double operator()(int key) const {
+    const float2 before = block[key / kBiasBlock];
+    return double{before.x} + before.y + r[key / kBiasBlock * kBiasBlock + bias_slot(key % kBiasBlock)];
+  }
 };
 
 /// Head sizes that have a kernel; others run padded to the next one.
@@ -66,8 +89,7 @@ cudaError_t launch_backward(const BackwardArgs& a, cudaStream_t stream);  // for
 cudaError_t launch_backward_preprocess(const BackwardArgs& a, int dtype, int tile_rows, int padded_dim,
                                        cudaStream_t stream);
 cudaError_t launch_backward_postprocess(const BackwardArgs& a, int dtype, int padded_dim, cudaStream_t stream);
-/// The second half of that alone, from sums that may be float64: `rows` as row_residual, `columns` as column_sum.
-template <typename Sum>
-cudaError_t launch_gate_gradient(const BackwardArgs& a, const Sum* rows, const Sum* columns, cudaStream_t stream);
+/// The second half of that alone, from the sums of the SM80 kernels: `rows` as row_residual, `columns` as column_sum.
+cudaError_t launch_gate_gradient(const BackwardArgs& a, const double* rows, const double* columns, cudaStream_t stream);
 
 }  // namespace fox::cuda

@@ -105,21 +105,6 @@ __device__ __forceinline__ int64_t table_row(const BackwardArgs& a, int batch, i
   return (int64_t{batch} * a.heads + head) * a.padded_rows;
 }
 
-/// Prefixes of one head, c_j·log2e.
-struct GatePrefix {
-  const float* r;
-  const float2* block;
-  __device__ __forceinline__ GatePrefix(const BackwardArgs& a, int batch, int head) {
-    const int64_t row = (int64_t{batch} * a.heads + head) * a.prefix.key_blocks;
-    r = a.prefix.r + row * kBiasBlock;
-    block = a.prefix.block + row;
-  }
-  __device__ __forceinline__ double operator()(int key) const {
-    const float2 before = block[key / kBiasBlock];
-    return double{before.x} + before.y + r[key / kBiasBlock * kBiasBlock + bias_slot(key % kBiasBlock)];
-  }
-};
-
 // ------------------------------------------------------------------------------------------------------- loads
 template <typename Tile>
 __device__ __forceinline__ void load_panels(void* dst, const CUtensorMap* map, uint64_t* full, int rows, int token,

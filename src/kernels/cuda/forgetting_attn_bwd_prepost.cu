@@ -5,6 +5,8 @@
 // leave residuals which a suffix sum of columns alone would add up over the whole sequence; so rows count too, known
 // for groups of 8 queries, which is fine enough: a residual reaches at most 7 gates too far.
 
+#include <algorithm>
+
 #include "kernels/cuda/forgetting_attn_bwd.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ptx.cuh"
@@ -13,7 +15,10 @@ namespace fox::cuda {
 namespace {
 
 constexpr int kPreThreads = 256;
-constexpr int kGateItems = 8, kGateChunk = kPreThreads * kGateItems;
+// A thread block's heads of dlog_f, a warp each: neighbours, whose gates fill sectors of 32 bytes.
+constexpr int kGateHeads = kPreThreads / 32;
+constexpr int kGateItems = kGatePart / 32;  // positions of a lane
+constexpr int kGatePitch = kGateHeads + 1, kGateBytes = kGatePart * kGatePitch * int(sizeof(float));
 
 template <typename T>
 __device__ __forceinline__ float dot8(uint4 x, uint4 y) {
@@ -25,23 +30,18 @@ __device__ __forceinline__ float dot8(uint4 x, uint4 y) {
   return sum;
 }
 
-__device__ __forceinline__ double log2_prefix(const BackwardArgs& a, int64_t head_row, int key) {
-  const int64_t base = head_row * a.prefix.key_blocks;
-  const float2 before = a.prefix.block[base + key / kBiasBlock];
-  return double{before.x} + before.y + a.prefix.r[(base + key / kBiasBlock) * kBiasBlock + bias_slot(key % kBiasBlock)];
-}
-
 /// The biases of the rows of a tile of one (batch, head), a thread each, and their reference.
-__device__ void write_row_biases(const BackwardArgs& a, int64_t head_row, int tile, int tile_rows, int low,
-                                 bool by_mma) {
+__device__ void write_row_biases(const BackwardArgs& a, int b, int h, int tile, int tile_rows, int low, bool by_mma) {
   const int x = threadIdx.x, i = tile * tile_rows + x;
   if (x >= tile_rows) return;
   const bool gate = a.prefix.r != nullptr;
-  const double reference = gate ? log2_prefix(a, head_row, min(tile * tile_rows, a.query_len - 1) + a.offset) : 0.;
+  const int64_t head_row = int64_t{b} * a.heads + h;
+  const GatePrefix prefix(a, b, h);
+  const double reference = gate ? prefix(min(tile * tile_rows, a.query_len - 1) + a.offset) : 0.;
   const float lse = i >= low && i < a.query_len ? a.lse[head_row * a.query_len + i] : -INFINITY;
   const bool sees_keys = lse != -INFINITY;
   float u = sees_keys ? -lse * float(kLog2e) : -INFINITY;
-  if (gate && sees_keys) u += static_cast<float>(log2_prefix(a, head_row, i + a.offset) - reference);
+  if (gate && sees_keys) u += static_cast<float>(prefix(i + a.offset) - reference);
   float* bias = a.row_bias + (head_row * (a.padded_rows / tile_rows) + tile) * row_table_floats(by_mma, tile_rows);
   if (by_mma) {
     const ptx::Bf16Triple part = ptx::split_bf16(sees_keys ? u / a.sigma : kNoWeight);
@@ -69,21 +69,22 @@ __device__ __forceinline__ void write_delta(const BackwardArgs& a, int64_t row, 
 
 /// One block a tile of rows and (batch, head). kLanes lanes read a row, 16 bytes each.
 template <typename T, int kLanes>
-__global__ void __launch_bounds__(kPreThreads)
+__global__ void __launch_bounds__(kPreThreads, 4)
     preprocess_kernel(const __grid_constant__ BackwardArgs a, int tile_rows, int padded_dim) {
   ptx::start_next_kernel();
   const int tiles = a.padded_rows / tile_rows, tile = blockIdx.x % tiles;
-  const int64_t head_row = blockIdx.x / tiles;
-  const int b = head_row / a.heads, h = head_row % a.heads;
-  const int64_t row0 = head_row * a.padded_rows + tile * tile_rows;
+  const int head_row = blockIdx.x / tiles, b = head_row / a.heads, h = head_row % a.heads;
+  const int64_t row0 = int64_t{head_row} * a.padded_rows + tile * tile_rows;
   float4* sum = reinterpret_cast<float4*>(a.dq_sum + row0 * padded_dim);
   for (int i = threadIdx.x; i < tile_rows * padded_dim / 4; i += kPreThreads) sum[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-  if (threadIdx.x < tile_rows / 8) a.row_residual[row0 / 8 + threadIdx.x] = 0.f;
+  if (threadIdx.x < tile_rows / kResidualRows) a.row_residual[row0 / kResidualRows + threadIdx.x] = 0.f;
+  if (a.part_sums != nullptr) {
+    const int parts = gate_parts(a.key_len);
+    uint64_t* part_sums = reinterpret_cast<uint64_t*>(a.part_sums) + int64_t{head_row} * parts;
+    for (int i = tile * kPreThreads + threadIdx.x; i < parts; i += tiles * kPreThreads) part_sums[i] = kNoPartSum;
+  }
   if (threadIdx.x == 0 && a.dq_turn != nullptr) a.dq_turn[row0 / tile_rows] = 0;
-  ptx::wait_for_previous_kernel();  // the prefixes
   const int low = a.seq_start != nullptr ? static_cast<int>(a.seq_start[b]) - a.offset : 0;
-  write_row_biases(a, head_row, tile, tile_rows, low, bias_by_mma(a.prefix.r != nullptr, padded_dim));
-
   const T* o = static_cast<const T*>(a.o.data) + b * a.o.stride_b + h * a.o.stride_h;
   const T* d_o = static_cast<const T*>(a.d_o.data) + b * a.d_o.stride_b + h * a.d_o.stride_h;
   const int lane = threadIdx.x % kLanes;
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kPreThreads)
     for (int e = 0; e < kBatch; ++e) {
       const int i = tile * tile_rows + x0 + e * kRows;
       const bool is_valid = x0 + e * kRows < tile_rows && i >= low && i < a.query_len;
-      lse[e] = is_valid && lane == 0 ? a.lse[head_row * a.query_len + i] : -INFINITY;
+      lse[e] = is_valid && lane == 0 ? a.lse[int64_t{head_row} * a.query_len + i] : -INFINITY;
       if (!is_valid || lane * 8 >= a.head_dim) continue;
       out[e] = *reinterpret_cast<const uint4*>(o + i * a.o.stride_t + lane * 8);
       d_out[e] = *reinterpret_cast<const uint4*>(d_o + i * a.d_o.stride_t + lane * 8);
@@ -110,118 +111,147 @@ __global__ void __launch_bounds__(kPreThreads)
         write_delta(a, row0 + x, lse[e] != -INFINITY ? delta : 0.f, sums_by_mma(padded_dim));
     }
   }
+  ptx::wait_for_previous_kernel();  // the prefixes, which are made meanwhile
+  write_row_biases(a, b, h, tile, tile_rows, low, bias_by_mma(a.prefix.r != nullptr, padded_dim));
 }
 
-/// dlog_f of one (batch, head): a suffix sum in float64 over rows minus columns.
-template <typename Sum>
+/// dlog_f of a part of a sequence and neighbouring heads, a warp each: a suffix sum in float64 over rows minus columns.
+/// What is behind the part the blocks tell each other: each publishes the sum of its own and waits for those behind it,
+/// which have lower numbers and so are running or over. Memory is far away beside blocks of dQ, so everything is asked
+/// for at once.
+template <typename Sum, int kGroup>
 struct GateGradient {
   const BackwardArgs& a;
-  int b, h, low, query_low;
-  const Sum *residual, *column;
+  int b, first_head, heads, low, query_low, part;
+  const Sum *residual, *column;  // of this warp's head
+  double* part_sums;
 
-  __device__ __forceinline__ GateGradient(const BackwardArgs& args, const Sum* rows, const Sum* columns, int head_row)
-      : a(args),
-        b(head_row / args.heads),
-        h(head_row % args.heads),
-        low(args.seq_start != nullptr ? static_cast<int>(args.seq_start[b]) : 0),
-        query_low(max(0, low - args.offset)),
-        residual(rows + int64_t{head_row} * (args.padded_rows / args.residual_rows)),
-        column(columns + int64_t{head_row} * args.key_len) {}
-
-  /// The part that each row has in the residual of its group.
-  __device__ __forceinline__ double row_residual(int group) const {
-    const int first = max(group * a.residual_rows, query_low), end = min((group + 1) * a.residual_rows, a.query_len);
-    return double{residual[group]} / (end - first);
+  __device__ __forceinline__ GateGradient(const BackwardArgs& args, const Sum* rows, const Sum* columns, int block)
+      : a(args) {
+    const int parts = gate_parts(a.key_len), groups = (a.heads + kGateHeads - 1) / kGateHeads, number = block / parts;
+    part = block % parts;
+    b = number / groups, first_head = number % groups * kGateHeads;
+    heads = min(kGateHeads, a.heads - first_head);
+    low = a.seq_start != nullptr ? static_cast<int>(a.seq_start[b]) : 0;
+    query_low = max(0, low - a.offset);
+    const int64_t head_row = int64_t{b} * a.heads + first_head + min(int(threadIdx.x) / 32, heads - 1);
+    residual = rows + head_row * (a.padded_rows / kGroup);
+    column = columns + head_row * a.key_len;
+    part_sums = a.part_sums + head_row * parts;
   }
 
-  /// What position t adds to the gradients of all gates up to its own.
-  __device__ __forceinline__ double at(int t) const {
-    if (t < low) return 0.;
-    return (t >= a.offset ? row_residual((t - a.offset) / a.residual_rows) : 0.) - double{column[t]};
-  }
-
-  /// This thread's share of the sum of x from entry `begin` up to `end`.
-  __device__ __forceinline__ double share(const Sum* x, int begin, int end) const {
-    double sum = 0.;
-#pragma unroll 8
-    for (int i = begin + threadIdx.x; i < end; i += kPreThreads) sum += x[i];
-    return sum;
-  }
-
-  /// Sum of `x` over the threads up to this one; adds that over all of them to `total`.
-  __device__ __forceinline__ double sum_up_to(double x, double& total) const {
-    __shared__ double warp_sum[kPreThreads / 32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  /// What this lane's positions, every 32nd of the part from `first` on, add to the gradients of all gates up to their
+  /// own: of the residual of a group the part that each of its rows has, and the column.
+  __device__ __forceinline__ void load(int first, double (&x)[kGateItems]) const {
+    Sum columns[kGateItems], rows[kGateItems];
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const double left = __shfl_up_sync(0xffffffffu, x, step);
-      if (lane >= step) x += left;
+    for (int e = 0; e < kGateItems; ++e) {  // all on their way before one is looked at
+      const int t = first + e * 32;
+      columns[e] = t >= low ? column[t] : Sum(0);
+      rows[e] = t >= max(low, a.offset) ? residual[(t - a.offset) / kGroup] : Sum(0);
     }
-    if (lane == 31) warp_sum[warp] = x;
-    __syncthreads();
-    for (int w = 0; w < kPreThreads / 32; ++w) {
-      if (w < warp) x += warp_sum[w];
-      total += warp_sum[w];
-    }
-    __syncthreads();
-    return x;
-  }
-
-  /// This thread's share of what all positions from t on add.
-  __device__ __forceinline__ double share_from(int t) const {
-    const int row = max(t - a.offset, 0), group = row / a.residual_rows;  // a group that t may divide
-    const int rest = min((group + 1) * a.residual_rows, a.query_len) - row;
-    const int groups = (a.query_len + a.residual_rows - 1) / a.residual_rows;
-    const double sum = share(residual, group + 1, groups) - share(column, t, a.key_len);
-    return threadIdx.x == 0 && rest > 0 ? sum + rest * row_residual(group) : sum;
-  }
-
-  /// Positions of one chunk, number 0 at the end; the sum behind it is worked out anew, by all threads at once.
-  __device__ __forceinline__ void write_chunk(int chunk) const {
-    const int end = a.key_len - chunk * kGateChunk;
-    double behind = 0., own = 0., all = 0.;
-    sum_up_to(share_from(max(end, low)), behind);
-    const int last = end - 1 - threadIdx.x * kGateItems;  // this thread's positions go down from here
-#pragma unroll
-    for (int e = 0; e < kGateItems; ++e) own += at(last - e);
-    double sum = behind + sum_up_to(own, all) - own;
-    const float* log_f = a.log_f.data + b * a.log_f.stride_b + h * a.log_f.stride_h;
-    float* out = a.d_log_f.data + b * a.d_log_f.stride_b + h * a.d_log_f.stride_h;
 #pragma unroll
     for (int e = 0; e < kGateItems; ++e) {
-      const int t = last - e, i = t - a.offset;
-      if (t < 0) continue;
-      sum += at(t);
+      const int group = (first + e * 32 - a.offset) / kGroup;
+      const int count = max(1, min((group + 1) * kGroup, a.query_len) - max(group * kGroup, query_low));
+      if constexpr (kGroup > 1) rows[e] = count == kGroup ? rows[e] / kGroup : __fdividef(rows[e], float(count));
+      x[e] = double{rows[e]} - double{columns[e]};
+    }
+  }
+
+  __device__ __forceinline__ void publish(double sum) const {
+    if (threadIdx.x % 32 == 0)
+      reinterpret_cast<volatile uint64_t*>(part_sums)[part] = isnan(sum) ? kNoPartSum >> 1 : __double_as_longlong(sum);
+  }
+
+  /// The sum of all parts behind this one, once they are known.
+  __device__ __forceinline__ double sum_behind() const {
+    constexpr int kBatch = 4;
+    const volatile uint64_t* sums = reinterpret_cast<const volatile uint64_t*>(part_sums);
+    double behind = 0.;
+    for (int i = threadIdx.x % 32; i < part; i += 32 * kBatch) {
+      uint64_t sum[kBatch];
+#pragma unroll
+      for (int e = 0; e < kBatch; ++e) sum[e] = i + e * 32 < part ? sums[i + e * 32] : 0;
+#pragma unroll
+      for (int e = 0; e < kBatch; ++e) {
+        while (sum[e] == kNoPartSum) sum[e] = sums[i + e * 32];
+        behind += __longlong_as_double(sum[e]);
+      }
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) behind += __shfl_xor_sync(0xffffffffu, behind, step);
+    return behind;
+  }
+
+  /// The part's gradients, by way of `staged`, kGateBytes, where a warp has a head and then a lane.
+  __device__ __forceinline__ void write(float* staged) const {
+    const int lane = threadIdx.x % 32, begin = a.key_len - (part + 1) * kGatePart;  // negative in the last part
+    double x[kGateItems];
+    load(begin + lane, x);
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2)
+#pragma unroll
+      for (int e = 0; e < kGateItems; ++e) {
+        const double right = __shfl_down_sync(0xffffffffu, x[e], step);
+        if (lane + step < 32) x[e] += right;
+      }
+    double sum = 0.;
+#pragma unroll
+    for (int e = kGateItems - 1; e >= 0; --e) {
+      const double all = __shfl_sync(0xffffffffu, x[e], 0);
+      x[e] += sum;
+      sum += all;
+    }
+    publish(sum);
+    const int head = threadIdx.x % kGateHeads, first = begin + int(threadIdx.x) / kGateHeads;
+    const int64_t to_gate = b * a.log_f.stride_b + (first_head + head) * a.log_f.stride_h;
+    float gate[kGateItems];
+#pragma unroll
+    for (int e = 0; e < kGateItems; ++e) {
+      const int t = first + e * 32;
+      gate[e] = t >= 0 && head < heads ? a.log_f.data[to_gate + t * a.log_f.stride_t] : 0.f;
+    }
+    const double behind = sum_behind();
+#pragma unroll
+    for (int e = 0; e < kGateItems; ++e)
+      staged[(e * 32 + lane) * kGatePitch + threadIdx.x / 32] = static_cast<float>(behind + x[e]);
+    __syncthreads();
+    float* out = a.d_log_f.data + b * a.d_log_f.stride_b + (first_head + head) * a.d_log_f.stride_h;
+#pragma unroll
+    for (int e = 0; e < kGateItems; ++e) {
+      const int t = first + e * 32, i = t - a.offset;
+      if (t < 0 || head >= heads) continue;
       // The first gate of a sequence weighs nothing, nor does one in padding; -inf is a constant.
       const bool is_first = t <= low || (a.prefix.lower && i >= 0 && a.prefix.lower[int64_t{b} * a.query_len + i] == t);
-      const bool is_reset = log_f[t * a.log_f.stride_t] == -INFINITY;
-      out[t * a.d_log_f.stride_t] = is_first || is_reset ? 0.f : static_cast<float>(sum);
+      const bool is_reset = gate[e] == -INFINITY;
+      const float value = staged[(e * 32 + threadIdx.x / kGateHeads) * kGatePitch + head];
+      out[t * a.d_log_f.stride_t] = is_first || is_reset ? 0.f : value;
     }
   }
 };
 
-__host__ __device__ int gate_chunks(const BackwardArgs& a) { return (a.key_len + kGateChunk - 1) / kGateChunk; }
-
-template <typename Sum>
-__device__ __forceinline__ void write_gate_gradient(const BackwardArgs& a, const Sum* rows, const Sum* columns) {
-  const int chunks = gate_chunks(a);
-  GateGradient<Sum>(a, rows, columns, blockIdx.x / chunks).write_chunk(blockIdx.x % chunks);
+int gate_blocks(const BackwardArgs& a) {
+  return a.batch * ((a.heads + kGateHeads - 1) / kGateHeads) * gate_parts(a.key_len);
 }
-template <typename Sum>
+
 __global__ void __launch_bounds__(kPreThreads)
-    gate_gradient_kernel(const __grid_constant__ BackwardArgs a, const Sum* rows, const Sum* columns) {
-  write_gate_gradient(a, rows, columns);
+    gate_gradient_kernel(const __grid_constant__ BackwardArgs a, const double* rows, const double* columns) {
+  extern __shared__ float staged_sums[];
+  GateGradient<double, kResidualRowsSm80>(a, rows, columns, blockIdx.x).write(staged_sums);
 }
 
 /// dlog_f by the first `gate_blocks` blocks, by the others dQ = scale · sum. A part of a tile (64 rows × `columns`)
 /// lies as its warpgroup's accumulators did: 16-byte word c * 128 + thread holds rows r, r + 8 of columns 8 c + 2 q, +1
 /// (see wgmma.cuh).
 template <typename T>
-__global__ void __launch_bounds__(kPreThreads)
+__global__ void __launch_bounds__(kPreThreads, 5)
     postprocess_kernel(const __grid_constant__ BackwardArgs a, int padded_dim, int gate_blocks) {
-  extern __shared__ uint32_t staged[];  // 64 rows of pairs, 4 words of padding each
+  extern __shared__ __align__(16) uint32_t staged[];  // 64 rows of pairs, 4 words of padding each
   ptx::wait_for_previous_kernel();
-  if (blockIdx.x < gate_blocks) return write_gate_gradient(a, a.row_residual, a.column_sum);
+  if (blockIdx.x < gate_blocks)
+    return GateGradient<float, kResidualRows>(a, a.row_residual, a.column_sum, blockIdx.x)
+        .write(reinterpret_cast<float*>(staged));
   const int tile = blockIdx.x - gate_blocks, tiles = (a.query_len + 63) / 64, tile64 = tile % tiles;
   const int64_t head_row = tile / tiles;
   const int b = head_row / a.heads, h = head_row % a.heads;
@@ -266,18 +296,19 @@ cudaError_t launch_backward_preprocess(const BackwardArgs& a, int dtype, int til
 }
 
 cudaError_t launch_backward_postprocess(const BackwardArgs& a, int dtype, int padded_dim, cudaStream_t stream) {
-  const int tiles = (a.query_len + 63) / 64, heads = a.batch * a.heads;
-  const int gate_blocks = a.d_log_f.data != nullptr && a.prefix.r != nullptr ? heads * gate_chunks(a) : 0;
-  const int bytes = 64 * (padded_dim / 2 + 4) * 4;
+  const int tiles = (a.query_len + 63) / 64 * a.batch * a.heads;
+  const int blocks = a.d_log_f.data != nullptr && a.prefix.r != nullptr ? gate_blocks(a) : 0;
+  const int bytes = std::max(64 * (padded_dim / 2 + 4) * 4, blocks > 0 ? kGateBytes : 0);
   const auto kernel = dtype == kFoxBfloat16 ? postprocess_kernel<__nv_bfloat16> : postprocess_kernel<__half>;
-  return launch_early(kernel, gate_blocks + tiles * heads, kPreThreads, bytes, stream, a, padded_dim, gate_blocks);
+  return launch_early(kernel, blocks + tiles, kPreThreads, bytes, stream, a, padded_dim, blocks);
 }
 
-template <typename Sum>
-cudaError_t launch_gate_gradient(const BackwardArgs& a, const Sum* rows, const Sum* columns, cudaStream_t stream) {
-  gate_gradient_kernel<<<a.batch * a.heads * gate_chunks(a), kPreThreads, 0, stream>>>(a, rows, columns);
+cudaError_t launch_gate_gradient(const BackwardArgs& a, const double* rows, const double* columns,
+                                 cudaStream_t stream) {
+  const size_t bytes = sizeof(double) * a.batch * a.heads * gate_parts(a.key_len);
+  if (cudaError_t error = cudaMemsetAsync(a.part_sums, 0xff, bytes, stream)) return error;  // kNoPartSum
+  gate_gradient_kernel<<<gate_blocks(a), kPreThreads, kGateBytes, stream>>>(a, rows, columns);
   return cudaGetLastError();
 }
-template cudaError_t launch_gate_gradient(const BackwardArgs&, const double*, const double*, cudaStream_t);
 
 }  // namespace fox::cuda

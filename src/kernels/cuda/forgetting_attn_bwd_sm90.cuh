@@ -55,7 +55,7 @@ struct BackwardTile {
   static constexpr bool kSumsByMma = sums_by_mma(kHeadDim);
   static constexpr int kDeltaFloats = delta_floats(kHeadDim);
   // Whether tiles from which nothing flows that matters (backward_m_near) have a loop of their own.
-  static constexpr bool kFarLoop = kGate && kHeadDim >= 64;
+  static constexpr bool kFarLoop = kGate && has_far_loop(kHeadDim);
   // Columns beside those of K and Q. Only bfloat16 has dS there as it is: a half of 1e-6 has lost four of its bits.
   static constexpr int kOnes = kGate && kSumsByMma && std::is_same_v<T, __nv_bfloat16> ? 8 : 0;
   static constexpr int kQueryStages = 3;  // of Q; S of the next tile is computed while dK of this one still reads its Q

@@ -59,6 +59,9 @@ __host__ __device__ constexpr float log_near_share(int32_t dtype) {
   return dtype == kFoxFloat16 ? -13.1698f : -11.0904f;
 }
 
+/// Whether the backward pass has a loop for far blocks at this head size, padded or not.
+__host__ __device__ constexpr bool has_far_loop(int head_dim) { return head_dim > 32 && head_dim <= 128; }
+
 /// Pointers into the workspace. Sizes: BH = batch * query_heads, key_blocks = ceil(key_len / 128) * 2 (so that 128-key
 /// tiles find whole entries), query_blocks = ceil(query_len / 64). Blocks are of 64 keys or query rows throughout.
 struct ForgettingAttnPrefix {
@@ -74,7 +77,7 @@ struct ForgettingAttnPrefix {
                         ///< query block; NULL: 0, since no bound of the logits is known or far blocks are pruned, and
                         ///< for backward
   int32_t* near_end;    ///< (BH, key_blocks): one past the last query block that the key block is not far from; NULL
-                        ///< for forward, and for the same reasons
+                        ///< for forward, for the same reasons, and where it is not read (has_far_loop)
   int32_t* lower;       ///< (batch, query_len): first key that a row may see; NULL if always 0
   int32_t* head_order;  ///< (BH): b * query_heads + h, most kept blocks first; NULL: natural order
   float* marks;         ///< the scan's own, where they do not fit in shared memory

@@ -445,10 +445,10 @@ size_t layout_prefix(const ForgettingAttnParams& a, void* workspace, ForgettingA
   }
   if (is_backward) take(out->query_end, heads * out->key_blocks);
   if (has_gates && a.logit_bound && !a.pruned && !plain) {
-    if (is_backward)
-      take(out->near_end, heads * out->key_blocks);
-    else
+    if (!is_backward)
       take(out->near_begin, heads * out->query_blocks);
+    else if (has_far_loop(a.head_dim))
+      take(out->near_end, heads * out->key_blocks);
   }
   if (a.window > 0 || a.seq_start || a.cu_seqlens) take(out->lower, size_t(a.batch) * a.query_len);
   if (a.pruned && has_gates && heads <= kMaxSortedHeads) take(out->head_order, heads);

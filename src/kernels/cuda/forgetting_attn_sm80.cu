@@ -133,7 +133,7 @@ cudaError_t gate_gradient(const ForgettingAttnParams& p, const Sm80Args& a, cuda
   BackwardArgs g{};
   g.log_f = p.log_f, g.d_log_f = p.d_log_f, g.seq_start = p.seq_start, g.prefix = a.prefix;
   g.batch = a.batch, g.heads = a.heads, g.query_len = a.query_len, g.key_len = a.key_len, g.offset = a.offset;
-  g.padded_rows = a.padded_rows, g.residual_rows = 1;
+  g.padded_rows = a.padded_rows, g.part_sums = a.part_sums;
   return launch_gate_gradient(g, a.row_sum, a.column_sum, stream);
 }
 
@@ -162,6 +162,7 @@ size_t layout_sm80(const ForgettingAttnParams& p, bool backward, Sm80Args* a) {
   take(a->row_table, heads * a->padded_rows);
   take(a->row_sum, heads * a->padded_rows);
   take(a->column_sum, heads * p.key_len);
+  take(a->part_sums, heads * gate_parts(p.key_len));
   return used;
 }
 

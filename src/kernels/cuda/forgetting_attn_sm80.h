@@ -20,6 +20,7 @@ struct Sm80Args {
   int32_t offset;  // position of query 0: key_len - query_len
   int32_t padded_rows, padded_keys;
   float scale, sigma;  // sigma = scale·log2e
+  double* part_sums;   // backward: as in BackwardArgs
 };
 
 /// Head sizes that have kernels; others run padded to the next one.
