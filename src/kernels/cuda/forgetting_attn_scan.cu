@@ -386,7 +386,9 @@ __global__ void __launch_bounds__(kMaxThreads)
     const int last = max(0, min(g * kBiasBlock + kBiasBlock - 1, a.query_len - 1) + offset) / kBiasBlock;
     int begin = lower_bound_key(a, b, position) / kBiasBlock;
     if (is_pruned || has_near) {
-      const float least = __fadd_rd(marks.rows[diagonal], share * float(kLog2e));
+      // Rows whose mark is NaN, by a gate that is none, keep what begins with it: begins must ascend.
+      const float row_mark = marks.rows[diagonal];
+      const float least = isnan(row_mark) ? INFINITY : __fadd_rd(row_mark, share * float(kLog2e));
       const int matters = first_of(diagonal, [&](int n) { return !(marks.keys[n] < least); });  // so does NaN
       if (is_pruned) begin = max(begin, matters);
       if (out.near_begin) out.near_begin[row * out.query_blocks + g] = matters;
