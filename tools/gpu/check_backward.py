@@ -66,11 +66,11 @@ def check(lib, c, use_forward, sm80=False):
             d_o[b, :max(0, start - (k.shape[1] - q.shape[1]))] = float("nan")
     prune, kept = {}, {}
     if "tolerance" in c:
-        prune = dict(log_tolerance=c["tolerance"], logit_bound=fk.logit_bound(q.nan_to_num(), k.nan_to_num()))
+        prune = dict(log_tolerance=c["tolerance"], logit_bound=fk.logit_bound(q, k))
         kept_blocks = functools.partial(fk.kept_blocks, q, f, prune["logit_bound"], c["tolerance"], **masks)
         kept = dict(kept=kept_blocks(), kept_behind=kept_blocks)
     if "bounded" in c:
-        prune = dict(logit_bound=fk.logit_bound(q.nan_to_num(), k.nan_to_num(), c.get("scale")))
+        prune = dict(logit_bound=fk.logit_bound(q, k, c.get("scale")))
         use_forward = False  # whose weights are rounded twice, see check_forward
     call = fb.Backward(lib, q, k, v, d_o, f, deterministic=c.get("deterministic", False), **masks, **prune, sm80=sm80)
     o, lse, *want = fb.gradients(q, k, v, d_o, f, **masks, **kept)

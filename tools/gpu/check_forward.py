@@ -168,10 +168,10 @@ def check(lib, c, sm80=False):
     q, k, v, f, masks, dtype = make(c)
     prune, kept = {}, {}
     if "tolerance" in c:
-        prune = dict(log_tolerance=c["tolerance"], logit_bound=fk.logit_bound(q.nan_to_num(), k.nan_to_num()))
+        prune = dict(log_tolerance=c["tolerance"], logit_bound=fk.logit_bound(q, k))
         kept = dict(kept=fk.kept_blocks(q, f, prune["logit_bound"], c["tolerance"], **masks))
     if "bounded" in c:
-        prune = dict(logit_bound=fk.logit_bound(q.nan_to_num(), k.nan_to_num(), c.get("scale")))
+        prune = dict(logit_bound=fk.logit_bound(q, k, c.get("scale")))
     call = fk.Forward(lib, q, k, v, f, **masks, **prune, sm80=sm80)
     o, lse = call.run()
     torch.cuda.synchronize()

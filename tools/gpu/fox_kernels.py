@@ -176,8 +176,8 @@ def log_spaced_gates(B, T, H, shortest=8, longest=65536):
 
 
 def logit_bound(q, k, scale=None):
-    """(H,) upper bound of |q·k| scale from the norms."""
+    """(H,) upper bound of |q·k| scale from the norms; padding may hold NaN."""
     group = q.shape[2] // k.shape[2]
-    qn = q.float().norm(dim=-1).amax((0, 1))
-    kn = k.float().norm(dim=-1).amax((0, 1)).repeat_interleave(group)
+    qn = q.float().nan_to_num().norm(dim=-1).amax((0, 1))
+    kn = k.float().nan_to_num().norm(dim=-1).amax((0, 1)).repeat_interleave(group)
     return (qn * kn * (scale or q.shape[-1] ** -0.5)).contiguous()

@@ -132,15 +132,8 @@ bool run_decode(int D, int H, int Hk, bool gated, bool pruned) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // What the arguments name, of two kinds: words and numbers; all of a kind of which nothing is named.
-  const auto wanted = [&](const std::string& what) {
-    bool is_named = false;
-    for (int i = 1; i < argc; ++i) {
-      if (argv[i] == what) return true;
-      is_named |= (std::isdigit(argv[i][0]) != 0) == (std::isdigit(what[0]) != 0);
-    }
-    return !is_named;
-  };
+  const auto is_number = [](const std::string& x) { return std::isdigit(x[0]) != 0; };
+  const auto wanted = [&](const std::string& what) { return sanitize::is_wanted(argc, argv, what, is_number); };
   int ran = 0, failed = 0;
   const auto count = [&](const char* what, const Case* c, bool ok) {
     ++ran, failed += !ok;

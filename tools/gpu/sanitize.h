@@ -1,6 +1,7 @@
 #pragma once
 
-// Device memory of the programs for compute-sanitizer, filled with the same random numbers in every run.
+// What the programs for compute-sanitizer share: device memory, filled with the same random numbers in every run, and
+// which cases the arguments ask for.
 
 #include <cuda_runtime.h>
 
@@ -8,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <string>
 #include <vector>
 
 namespace sanitize {
@@ -55,5 +57,16 @@ struct Device {
     return true;
   }
 };
+
+/// Whether the arguments ask for `what`: they do for what they name, and for all of a kind of which they name nothing.
+template <typename KindOf>
+bool is_wanted(int argc, char** argv, const std::string& what, const KindOf& kind_of) {
+  bool is_named = false;
+  for (int i = 1; i < argc; ++i) {
+    if (argv[i] == what) return true;
+    is_named |= kind_of(argv[i]) == kind_of(what);
+  }
+  return !is_named;
+}
 
 }  // namespace sanitize

@@ -370,15 +370,7 @@ Kind kind_of(const std::string& x) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Everything of a kind of which nothing is named.
-  const auto wanted = [&](const std::string& what) {
-    bool is_named = false;
-    for (int i = 1; i < argc; ++i) {
-      if (argv[i] == what) return true;
-      is_named |= kind_of(argv[i]) == kind_of(what);
-    }
-    return !is_named;
-  };
+  const auto wanted = [&](const std::string& what) { return sanitize::is_wanted(argc, argv, what, kind_of); };
   int ran = 0, failed = 0;
   const auto run = [&]<class T>(const char* dtype) {
     if (!wanted(dtype)) return;

@@ -153,11 +153,8 @@ constexpr Operator kOperators[] = {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto wanted = [&](const std::string& name) {
-    for (int i = 1; i < argc; ++i)
-      if (argv[i] == name) return true;
-    return argc == 1;
-  };
+  const auto one_kind = [](const std::string&) { return 0; };
+  const auto wanted = [&](const std::string& name) { return sanitize::is_wanted(argc, argv, name, one_kind); };
   int ran = 0, failed = 0;
   for (const auto& op : kOperators) {
     if (!wanted(op.name)) continue;

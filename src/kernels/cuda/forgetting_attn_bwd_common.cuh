@@ -85,7 +85,7 @@ template <int kM, int kN>
 __device__ __forceinline__ int backward_m_end(const BackwardArgs& a, const BackwardWork& w, int head) {
   return reached_tiles<kM, kN>(a.prefix.query_end, a, w, head);
 }
-/// End of the query tiles whose dS counts for dlog_f: what flows to the others is less than the last digit.
+/// End of the near query tiles: what the block's keys weigh in the others is less than matters, see log_near_share().
 template <int kM, int kN>
 __device__ __forceinline__ int backward_m_near(const BackwardArgs& a, const BackwardWork& w, int head) {
   return a.prefix.near_end == nullptr ? INT_MAX : reached_tiles<kM, kN>(a.prefix.near_end, a, w, head);
@@ -229,11 +229,11 @@ __device__ __forceinline__ void backward_store_dq(const BackwardArgs& a, const B
           ptx::bulk_commit();
         }
       }
-      if (kGate && lane < Tile::kM / 8) {
+      if (kGate && lane < Tile::kM / kResidualRows) {
         float sum = 0.f;
 #pragma unroll
         for (int i = 0; i < 8; ++i) sum += smem.residual[8 * lane + i];
-        atomicAdd(a.row_residual + row / 8 + lane, sum);
+        atomicAdd(a.row_residual + row / kResidualRows + lane, sum);
       }
       if (turn != nullptr) {
         if (lane == 0) ptx::bulk_wait<0>();
@@ -336,8 +336,8 @@ __device__ __forceinline__ void probabilities(const float (&s)[kCount], uint32_t
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) t[e] = ptx::ex2(t[e]);
-    p[2 * g] = ptx::pack_weights<T>(t[0], t[1]);
-    p[2 * g + 1] = ptx::pack_weights<T>(t[2], t[3]);
+    p[2 * g] = ptx::pack2<T, true>(t[0], t[1]);
+    p[2 * g + 1] = ptx::pack2<T, true>(t[2], t[3]);
   }
 }
 

@@ -24,7 +24,7 @@
 //
 // Budget, D = 64 (tile 128×128) / D = 128 (64×128), registers a consumer thread during ex2, the fullest moment:
 //     S 64/32, dQ 36/32, dK 36/64, dV 32/64, dS pairs 32/16 = 200/208 of 240; S turns into P pairs in place.
-// Shared memory, KB: K, V 32/64; Q three stages, dO two 80/80; dS two stages 64/32; dQ 32/32; tables, ones 11/3.
+// Shared memory, KB: K, V 32/64; Q three stages, dO two 80/80; dS two stages 64/32; dQ 32/32; tables, ones 12/8.
 //
 // What ptxas needs (it serialises the WGMMAs otherwise, C7512): nested loops instead of a branch between the kinds
 // of step, and a fresh array for every product that starts from zero.
@@ -256,7 +256,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
 
   /// Until dQ of the tile before has left shared memory. ptxas would make all of P behind the wait for this tile's dQ,
   /// which costs 2 to 4 %; asm statements do not hold it. So the number of a hardware barrier before that wait depends
-  /// on some of P: on their signs, which pack_weights() knows to be 0 and ptxas does not.
+  /// on some of P: on their signs, which pack2() with kRelu makes 0 and ptxas does not know.
   template <bool kUsesP>
   __device__ __forceinline__ void wait_dq_empty(const uint32_t (&p)[kScores / 2]) {
     uint32_t made = 0;
