@@ -6,7 +6,8 @@
 // for each of the other warpgroups works out what the rows of the next tile bring to the bias. Those warpgroups own 64
 // query rows of the tile each and go over its key blocks from right to left. In each step a warpgroup issues S_n = Q
 // K_n^T and O += P_{n+1} V_{n+1} together and computes the softmax of S_n while the second runs; a ring of named
-// barriers lets one warpgroup at a time issue, so one's softmax overlaps another's products.
+// barriers lets one warpgroup at a time issue, so one's softmax overlaps another's products. The first scores of the
+// next tile are issued beside the last values of this one, under which its O goes out.
 //
 // The bias comes in through the tensor cores: one more k16 step of Q K^T adds bias_j, the fall of c from key j to the
 // end e of its block of 64 in units of q·k (BiasTile). A logit in log2 units is then t_ij = s_ij * scale * log2e + (c_i
@@ -190,30 +191,56 @@ struct ForwardProducer {
     q.advance();
   }
 
+  /// Tells the consumers and preparers of the tile of this index.
+  __device__ __forceinline__ void tell(int index) {
+    ptx::mbarrier_wait(&smem.tile_empty[tile.slot], tile.parity ^ 1);
+    smem.tile[tile.slot] = decode(index);
+    ptx::mbarrier_arrive(&smem.tile_full[tile.slot]);
+    tile.advance();
+  }
+
   __device__ __forceinline__ void run() {
-    Info t = decode(blockIdx.x);
+    tell(blockIdx.x);
+    Info t = smem.tile[0];
+    int n = last_tile(t.m), kv_head = t.head / a.group;
+    load_query(t);
+    load_key(t, kv_head, bias_of(t), n);
     while (true) {
-      ptx::mbarrier_wait(&smem.tile_empty[tile.slot], tile.parity ^ 1);
-      smem.tile[tile.slot] = t;
-      ptx::mbarrier_arrive(&smem.tile_full[tile.slot]);
-      tile.advance();
-      if (t.m < 0) return;
-      const int next = gridDim.x + atomicAdd(a.prefix.counters, 1);
-      const int last = min((t.m + 1) * Tr::kBlockM, a.query_len) - 1 + a.key_len - a.query_len;
-      int n = tiles_up_to<Tr::kBlockN>(last, a.key_len) - 1;
-      const int kv_head = t.head / a.group;
-      const BiasTile* bias =
-          Tr::kGate ? a.prefix.bias + (int64_t(t.batch) * a.heads + t.head) * (a.prefix.key_blocks / 2) : nullptr;
-      load_query(t);
-      load_key(t, kv_head, bias, n);
+      const int next = gridDim.x + atomicAdd(a.prefix.counters, 1), slot = tile.slot;
+      const BiasTile* bias = bias_of(t);
+      bool has_told = false;  // behind the first copies: early enough, and they do not wait for the counter
 #pragma unroll 1
       for (; n > t.n_begin[0]; --n) {
         load_key(t, kv_head, bias, n - 1);
         load_value(t, kv_head, n);
+        if (!has_told) tell(next);
+        has_told = true;
+      }
+      if (!has_told) tell(next);
+      const Info u = smem.tile[slot];
+      const int next_n = last_tile(u.m), next_kv_head = u.head / a.group;
+      // The next tile's first scores stand before this one's last values; with one place for Q it is not free yet.
+      if (u.m >= 0 && Tr::kQueryStages > 1) {
+        load_query(u);
+        load_key(u, next_kv_head, bias_of(u), next_n);
       }
       load_value(t, kv_head, n);
-      t = decode(next);
+      if (u.m < 0) return;
+      if (Tr::kQueryStages == 1) {
+        load_query(u);
+        load_key(u, next_kv_head, bias_of(u), next_n);
+      }
+      t = u, n = next_n, kv_head = next_kv_head;
     }
+  }
+
+  /// The key tile on the diagonal of query tile m, its first.
+  __device__ __forceinline__ int last_tile(int m) const {
+    const int last = min((m + 1) * Tr::kBlockM, a.query_len) - 1 + a.key_len - a.query_len;
+    return tiles_up_to<Tr::kBlockN>(last, a.key_len) - 1;
+  }
+  __device__ __forceinline__ const BiasTile* bias_of(const Info& t) const {
+    return Tr::kGate ? a.prefix.bias + (int64_t(t.batch) * a.heads + t.head) * (a.prefix.key_blocks / 2) : nullptr;
   }
 };
 
@@ -316,6 +343,21 @@ struct ForwardConsumer {
   int row0, position0;  // this warpgroup's first query row and its position
   int lower[2];         // first keys that the two rows see
   float row_max[2], row_sum[2];
+  struct {
+    int head, batch;
+    int n_min;            // first key tile of the first warpgroup, and so of any
+    int n_begin, n_end;   // key tiles of this warpgroup
+    int n_near;           // those before are far
+    int n_left, n_right;  // those from n_left on and before n_right need no mask
+    float bound;          // of the logits, in log2 units
+  } t;
+
+  /// What is kept of a tile until its O has gone out, when the members above are the next one's.
+  struct Done {
+    int head, batch, row0, slot;
+    float row_max[2], row_sum[2];
+  };
+  uint64_t* stored;  // q_empty of the last tile while its O is on its way out, or NULL
 
   __device__ __forceinline__ void wait_turn() { ptx::named_barrier_sync(kTurnBarrier + group, 256); }
   __device__ __forceinline__ void pass_turn() {
@@ -473,16 +515,11 @@ struct ForwardConsumer {
     wait_turn(), pass_turn();
   }
 
+  /// Softmax of the first block, whose scores are s.
   template <bool kBounded>
-  __device__ __forceinline__ void first_block(uint32_t (&p)[kN / 4], int n) {
-    float s[kN / 2], shift[kHalves][2], alpha[2];
-    ptx::mbarrier_wait(&smem.k_full[k.slot], k.parity);
-    ptx::wgmma_fence();
-    issue_bias<Where::kDiagonal>(s);
-    issue_scores<Where::kDiagonal>(s);
+  __device__ __forceinline__ void first_block(float (&s)[kN / 2], uint32_t (&p)[kN / 4], int n) {
+    float shift[kHalves][2], alpha[2];
     block_shift<Where::kDiagonal>(shift, n);
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(s);
     release(&smem.k_empty[k.slot]);
     softmax<Where::kDiagonal, kBounded>(s, shift, alpha, n);
     pack(s, p);
@@ -527,18 +564,20 @@ struct ForwardConsumer {
     k.advance(), v.advance();
   }
 
-  /// Key tiles n down to n_begin, all but the values of the last.
+  /// Key tiles n down to t.n_begin, whose first scores are s, all but the values of the last.
   template <bool kBounded>
-  __device__ __forceinline__ void all_scores(float (&o)[kD / 2], uint32_t (&p)[kN / 4], int n, int n_right, int n_near,
-                                             int n_left, int n_begin) {
-    first_block<kBounded>(p, n);
-    for (--n; n >= max(n_right, n_begin); --n) step<Where::kDiagonal, kBounded>(o, p, n);
-    for (; n >= max(n_left, kBounded ? max(n_near, n_begin) : n_begin); --n) step<Where::kInside, kBounded>(o, p, n);
+  __device__ __forceinline__ void all_scores(float (&s)[kN / 2], float (&o)[kD / 2], uint32_t (&p)[kN / 4], int n) {
+    first_block<kBounded>(s, p, n);
+    finish_store();
+    for (--n; n >= max(t.n_right, t.n_begin); --n) step<Where::kDiagonal, kBounded>(o, p, n);
+    for (; n >= max(t.n_left, kBounded ? max(t.n_near, t.n_begin) : t.n_begin); --n)
+      step<Where::kInside, kBounded>(o, p, n);
     if constexpr (Tr::kGate && kBounded)
-      for (; n >= max(n_left, n_begin); --n) step<Where::kFar, kBounded>(o, p, n);
-    for (; n >= n_begin; --n) step<Where::kEdge, kBounded>(o, p, n);
+      for (; n >= max(t.n_left, t.n_begin); --n) step<Where::kFar, kBounded>(o, p, n);
+    for (; n >= t.n_begin; --n) step<Where::kEdge, kBounded>(o, p, n);
   }
 
+  /// Issues the values of the last block.
   __device__ __forceinline__ void last_values(float (&o)[kD / 2], uint32_t (&p)[kN / 4], int padding_rows) {
     ptx::mbarrier_wait(&smem.v_full[v.slot], v.parity);
     if (padding_rows > 0) clear_padding(min(padding_rows, kN));
@@ -546,10 +585,6 @@ struct ForwardConsumer {
     ptx::fence_registers(p);
     ptx::wgmma_fence();
     issue_values(o, p);
-    ptx::wgmma_wait<0>();
-    ptx::fence_registers(o);
-    release(&smem.v_empty[v.slot]);
-    v.advance();
   }
 
   /// Left padding may hold NaN, and 0 * NaN is NaN. Every warpgroup writes the same zeros.
@@ -562,21 +597,22 @@ struct ForwardConsumer {
     ptx::named_barrier_sync(kGroupBarrier + group, 128);
   }
 
-  __device__ __forceinline__ void store(float (&o)[kD / 2], int head, int batch) {
+  /// Sends O of a tile on its way through the place of its Q, and lse.
+  __device__ __forceinline__ void store(float (&o)[kD / 2], const Done& done) {
     float inverse[2];
-    const int64_t head_row = int64_t(batch) * a.heads + head;
+    const int64_t head_row = int64_t(done.batch) * a.heads + done.head;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float sum = row_sum[row];
+      float sum = done.row_sum[row];
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
       inverse[row] = sum == 0 ? 0.f : 1.f / sum;  // NaN stays NaN
-      const int i = row0 + own_row() + 8 * row;
+      const int i = done.row0 + own_row() + 8 * row;
       if (lane % 4 == 0 && i < a.query_len)
-        a.lse[head_row * a.query_len + i] = sum == 0 ? -INFINITY : (row_max[row] + ptx::lg2(sum)) * 0.69314718f;
+        a.lse[head_row * a.query_len + i] = sum == 0 ? -INFINITY : (done.row_max[row] + ptx::lg2(sum)) * 0.69314718f;
     }
     ptx::named_barrier_sync(kGroupBarrier + group, 128);  // all four warps are done with Q, whose place O takes
-    const uint32_t base = ptx::smem_u32(smem.q[q.slot]) + group * 64 * 128;
+    const uint32_t base = ptx::smem_u32(smem.q[done.slot]) + group * 64 * 128;
     // An x4 store covers 16 rows by 16 columns: matrices (rows, columns) (0, 0), (8, 0), (0, 8), (8, 8).
     const uint32_t target_row = warp * 16 + lane % 16;
 #pragma unroll
@@ -595,25 +631,36 @@ struct ForwardConsumer {
     }
     ptx::fence_proxy_async();
     ptx::named_barrier_sync(kGroupBarrier + group, 128);
-    if (warp == 0 && lane == 0) {
-      if (row0 < a.query_len) {
+    if (warp == 0 && lane == 0 && done.row0 < a.query_len) {
 #pragma unroll
-        for (int panel = 0; panel < Tr::kPanels; ++panel)
-          ptx::tma_store_4d(&a.o, smem.q[q.slot] + panel * Tr::kQueryPanelBytes + group * 64 * 128, panel * 64, row0,
-                            head, batch);
-        ptx::bulk_commit();
-        ptx::bulk_wait_read<0>();
-      }
-      ptx::mbarrier_arrive(&smem.q_empty[q.slot]);
+      for (int panel = 0; panel < Tr::kPanels; ++panel)
+        ptx::tma_store_4d(&a.o, smem.q[done.slot] + panel * Tr::kQueryPanelBytes + group * 64 * 128, panel * 64,
+                          done.row0, done.head, done.batch);
+      ptx::bulk_commit();
     }
-    q.advance();
+    stored = &smem.q_empty[done.slot];
+    if (Tr::kQueryStages == 1) finish_store();
   }
 
-  __device__ __forceinline__ void work(int m) {
+  /// Until the copy engine has read the last tile's O, whose place is then free for Q.
+  __device__ __forceinline__ void finish_store() {
+    if (warp == 0 && lane == 0 && stored) {
+      ptx::bulk_wait_read<0>();
+      ptx::mbarrier_arrive(stored);
+    }
+    stored = nullptr;
+  }
+
+  /// Takes the next tile, up to its first block's K; false if there is none.
+  __device__ __forceinline__ bool begin() {
+    ptx::mbarrier_wait(&smem.tile_full[tile.slot], tile.parity);
     const TileInfo<kWarpgroups>& info = smem.tile[tile.slot];
-    const int head = uniform(info.head), batch = uniform(info.batch), n_min = uniform(info.n_begin[0]);
-    const int n_near = uniform(info.n_near[group]), n_seen = uniform(info.n_begin[group]);
-    const float bound = uniform(info.bound);
+    const int m = uniform(info.m);
+    if (m < 0) return false;
+    t.head = uniform(info.head), t.batch = uniform(info.batch), t.n_min = uniform(info.n_begin[0]);
+    t.n_near = uniform(info.n_near[group]);
+    t.bound = uniform(info.bound);
+    const int n_seen = uniform(info.n_begin[group]);
     release(&smem.tile_empty[tile.slot]);
     tile.advance();
     const int offset = a.key_len - a.query_len;
@@ -621,40 +668,37 @@ struct ForwardConsumer {
     position0 = row0 + offset;
     const int last_row = min(row0 + 63, a.query_len - 1);
     const int n_max = tiles_up_to<kN>(min((m + 1) * Tr::kBlockM, a.query_len) - 1 + offset, a.key_len);
-    int n_end = min(n_max, tiles_up_to<kN>(position0 + 63, a.key_len)), n_begin = n_end - 1, n_left = 0;
-    int n_right = max(0, position0 + 1) / kN;  // from here on some row must not see all keys
+    t.n_end = min(n_max, tiles_up_to<kN>(position0 + 63, a.key_len)), t.n_begin = t.n_end - 1, t.n_left = 0;
+    t.n_right = max(0, position0 + 1) / kN;  // from here on some row must not see all keys
     lower[0] = lower[1] = 0;
     if (row0 < a.query_len) {
-      n_begin = n_seen;
+      t.n_begin = n_seen;
       if (a.prefix.lower) {
-        const int32_t* of_row = a.prefix.lower + int64_t(batch) * a.query_len;
+        const int32_t* of_row = a.prefix.lower + int64_t(t.batch) * a.query_len;
         lower[0] = of_row[min(row0 + own_row(), last_row)];
         lower[1] = of_row[min(row0 + own_row() + 8, last_row)];
-        n_left = (uniform(of_row[last_row]) + kN - 1) / kN;
+        t.n_left = (uniform(of_row[last_row]) + kN - 1) / kN;
       }
     }
-    row_max[0] = row_max[1] = bound <= Tr::kMaxBound ? bound - kMaxLag : -INFINITY;
+    row_max[0] = row_max[1] = t.bound <= Tr::kMaxBound ? t.bound - kMaxLag : -INFINITY;
     row_sum[0] = row_sum[1] = 0;
-    float o[kD / 2];
-#pragma unroll
-    for (int e = 0; e < kD / 2; ++e) o[e] = 0;
-    uint32_t p[kN / 4];
-
     ptx::mbarrier_wait(&smem.q_full[q.slot], q.parity);
     if constexpr (Tr::kGate) {
       reference = smem.reference[q.slot][group];
       for (int row = 0; row < 2; ++row) row_bias[row] = smem.row_bias[q.slot][group * 64 + own_row() + 8 * row];
     }
 #pragma unroll 1
-    for (int n = n_max - 1; n >= n_end; --n) skip_block();
-    if (bound <= Tr::kMaxBound)
-      all_scores<true>(o, p, n_end - 1, n_right, n_near, n_left, n_begin);
-    else
-      all_scores<false>(o, p, n_end - 1, n_right, n_near, n_left, n_begin);
-    last_values(o, p, a.seq_start ? uniform(int(a.seq_start[batch])) - n_begin * kN : 0);
-#pragma unroll 1
-    for (int n = n_begin - 1; n >= n_min; --n) skip_block();
-    store(o, head, batch);
+    for (int n = n_max - 1; n >= t.n_end; --n) skip_block();
+    ptx::mbarrier_wait(&smem.k_full[k.slot], k.parity);
+    return true;
+  }
+
+  /// Scores of a tile's first block. They wait for no turn: the warpgroup that begins a tile would hold the others up.
+  /// Without a tile (behind the last one) they are of what lies there, and nobody looks at them.
+  __device__ __forceinline__ void issue_first(float (&s)[kN / 2]) {
+    ptx::wgmma_fence();
+    issue_bias<Where::kDiagonal>(s);
+    issue_scores<Where::kDiagonal>(s);
   }
 
   __device__ __forceinline__ void run() {
@@ -662,12 +706,46 @@ struct ForwardConsumer {
     k_word0 = ptx::descriptor_word(ptx::smem_u32(smem.k[0]));
     v_word0 = ptx::descriptor_word(ptx::smem_u32(smem.v[0]), Tr::kKeyPanelBytes);
     if (group == kWarpgroups - 1) pass_turn();  // warpgroup 0 begins
-    while (true) {
-      ptx::mbarrier_wait(&smem.tile_full[tile.slot], tile.parity);
-      const int m = uniform(smem.tile[tile.slot].m);
-      if (m < 0) break;
-      work(m);
+    float s[kN / 2];
+    bool has_work = begin();
+    issue_first(s);
+    ptx::wgmma_wait<0>();
+    ptx::fence_registers(s);
+#pragma unroll 1
+    while (has_work) {
+      float o[kD / 2];
+#pragma unroll
+      for (int e = 0; e < kD / 2; ++e) o[e] = 0;
+      uint32_t p[kN / 4];
+      if (t.bound <= Tr::kMaxBound)
+        all_scores<true>(s, o, p, t.n_end - 1);
+      else
+        all_scores<false>(s, o, p, t.n_end - 1);
+      last_values(o, p, a.seq_start ? uniform(int(a.seq_start[t.batch])) - t.n_begin * kN : 0);
+      uint64_t* last_v = &smem.v_empty[v.slot];
+      v.advance();
+      // Blocks to skip, or a Q that waits for O's way out, come only after these values.
+      if (Tr::kQueryStages == 1 || t.n_begin > t.n_min) {
+        ptx::wgmma_wait<0>();
+        ptx::fence_registers(o);
+        release(last_v);
+        last_v = nullptr;
+      }
+#pragma unroll 1
+      for (int n = t.n_begin - 1; n >= t.n_min; --n) skip_block();
+      const Done done{t.head, t.batch, row0, q.slot, {row_max[0], row_max[1]}, {row_sum[0], row_sum[1]}};
+      if constexpr (Tr::kQueryStages == 1) store(o, done);
+      q.advance();
+      has_work = begin();
+      issue_first(s);
+      ptx::wgmma_wait<1>();
+      ptx::fence_registers(o);
+      if (last_v) release(last_v);
+      if constexpr (Tr::kQueryStages > 1) store(o, done);
+      ptx::wgmma_wait<0>();
+      ptx::fence_registers(s);
     }
+    finish_store();
     // The ring hands the turn on once more than it is taken: the first warpgroup collects it.
     if (group == 0) wait_turn();
   }
@@ -677,7 +755,8 @@ template <typename Tr>
 __global__ void __launch_bounds__(Tr::kThreads, 1)
     forgetting_attn_forward_kernel(const __grid_constant__ ForwardArgs a) {
   extern __shared__ char raw[];
-  auto& smem = *reinterpret_cast<ForwardSmem<Tr>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
+  // By an offset, not by rounding an address, so that the compiler still knows it to be of shared memory.
+  auto& smem = *reinterpret_cast<ForwardSmem<Tr>*>(raw + (-ptx::smem_u32(raw) & 1023));
   if (threadIdx.x == 0) {
     for (const CUtensorMap* map : {&a.q, &a.k, &a.v, &a.o}) ptx::prefetch_tensor_map(map);
     constexpr int kWarps = 4 * Tr::kWarpgroups, kPreparers = Tr::kGate ? Tr::kWarpgroups : 0;
