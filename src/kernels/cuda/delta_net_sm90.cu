@@ -538,10 +538,7 @@ cudaError_t launch_scan(const Args& a, cudaStream_t stream) {
 
 template <int kD, bool kBackwards>
 cudaError_t scan(const Args& a, cudaStream_t stream) {
-  int device = 0, processors = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  const bool few = sequences_of(a.p) * kD / 16 <= processors;
+  const bool few = sequences_of(a.p) * kD / 16 <= count_multiprocessors();
   return few ? launch_scan<kD, 16, kBackwards>(a, stream) : launch_scan<kD, 32, kBackwards>(a, stream);
 }
 

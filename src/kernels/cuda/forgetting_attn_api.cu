@@ -26,6 +26,13 @@ int compute_capability() {
   return 10 * major + minor;
 }
 
+int count_multiprocessors() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
 int fail(const char* message) {
   snprintf(last_error, sizeof last_error, "%s", message);
   return 1;

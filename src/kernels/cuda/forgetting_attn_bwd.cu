@@ -75,6 +75,8 @@ cudaError_t make_maps(const ForgettingAttnParams& p, BackwardArgs* a, int dim) {
   if (!error) error = map(&a->map_do, p.d_o, p.query_len, p.query_heads, rows);
   if (!error) error = map(&a->map_k, p.k, p.key_len, p.kv_heads, keys);
   if (!error) error = map(&a->map_v, p.v, p.key_len, p.kv_heads, keys);
+  if (!error) error = map(&a->map_dk, p.d_k, p.key_len, p.kv_heads, kBackwardKeyRows);
+  if (!error) error = map(&a->map_dv, p.d_v, p.key_len, p.kv_heads, kBackwardKeyRows);
   return error;
 }
 
@@ -113,6 +115,7 @@ extern "C" int fox_forgetting_attn_backward(const ForgettingAttnParams* params, 
   BackwardArgs args;
   const size_t needed = layout_backward(*params, &args);
   if (!params->workspace || params->workspace_bytes < needed) return fail("the workspace is too small");
+  args.multiprocessors = count_multiprocessors();
   const int dim = padded_head_dim(params->head_dim), tile_rows = backward_tile_rows(dim);
   if (cudaError_t error = make_maps(*params, &args, dim)) return fail("tensor maps", error);
   if (cudaError_t error = launch_prefix(*params, args.prefix, stream))

@@ -38,7 +38,7 @@ constexpr uint64_t kNoPartSum = ~uint64_t{0};
 
 /// Arguments of all backward kernels.
 struct BackwardArgs {
-  CUtensorMap map_q, map_k, map_v, map_do;
+  CUtensorMap map_q, map_k, map_v, map_do, map_dk, map_dv;
   FoxTensor o, d_o, d_q, d_k, d_v;
   FoxGates log_f, d_log_f;
   const float* lse;  // (batch, heads, query_len)
@@ -49,6 +49,7 @@ struct BackwardArgs {
   int32_t offset;         // position of query 0: key_len - query_len
   int32_t padded_rows;    // query_len rounded up to kRowTile
   int32_t section_heads;  // heads that run side by side
+  int32_t multiprocessors;
   int32_t deterministic;
   float scale, sigma;  // sigma = scale·log2e
   // Workspace, each by (batch, head) first:
@@ -81,6 +82,8 @@ constexpr int kBackwardHeadDims[] = {32, 64, 96, 128, 256};
 /// Keys of a block, and queries of a tile.
 constexpr int backward_block_keys(int head_dim) { return head_dim <= 128 ? 128 : 64; }
 constexpr int backward_tile_rows(int head_dim) { return head_dim <= 64 ? 128 : 64; }
+/// Keys of dK and dV that one copy sends: a warpgroup's.
+constexpr int kBackwardKeyRows = 64;
 
 template <typename T, int kHeadDim>
 cudaError_t launch_backward(const BackwardArgs& a, cudaStream_t stream);  // forgetting_attn_bwd_sm90_*.cu

@@ -1,9 +1,15 @@
 #pragma once
 
 // What the backward kernels (forgetting_attn_bwd_sm90.cuh for head sizes up to 128, forgetting_attn_bwd_wide_sm90.cuh
-// above) have in common: which tiles a CTA works on, the warp that loads them, the warp that adds up dQ, and what a
-// consumer thread does with the scores of its keys: masks, biases, P, dS and its sums.
+// above) have in common: which blocks of keys a CTA works on, one after the other, and what its warps do.
+//
+// Warpgroup 0: one thread takes blocks and loads (BackwardLoader), a warp sends dQ, dK and dV (backward_send), one
+// works out the bias of far tiles (backward_far_rows), one those of the keys (backward_key_bias). All of them run ahead
+// of the two warpgroups that compute, so that of a new block's beginning only the copies of K and V are waited for,
+// whose place is not free before. What a thread of those does with the scores of its keys is in BackwardScores: masks,
+// biases, P, dS and its sums.
 
+#include <algorithm>
 #include <climits>
 #include <type_traits>
 
@@ -23,29 +29,40 @@ enum BackwardBarrier {
   kBarrierDqEmpty = 2,
   kBarrierDqFull = 4,
   kBarrierConsumers = 6,
-  kBarrierGroup = 7
+  kBarrierGroup = 7,
+  kBarrierKeyGradients = 9,  // + 0, 1: a warpgroup's dV is there, + 2, 3: its dK
+  kBarrierSent = 13          // the last block's dV and dK have left
 };
 
-/// What one CTA works on: a block of keys of one batch row and KV head, and the query tiles that may see it.
+/// What a CTA works on at a time: a block of keys of one batch row and KV head, and the query tiles that may see it.
 struct BackwardWork {
-  int batch, kv_head, n;
+  int batch, kv_head, n;  // n < 0: no more work
   int m_begin;
   int key_low, query_low;  // first key and query that are not left padding
   int lower_row;           // from this query row on, some rows do not see the block's first key (window, documents)
+  int m_end, m_near;       // of the group's first head, see backward_m_end() and backward_m_near()
 };
 
+/// How the loading thread tells the others in shared memory what comes next.
+struct BackwardQueue {
+  BackwardWork work[2];
+  uint64_t full[2], empty[2];
+};
+
+/// The block of this index, without m_end and m_near.
 template <int kM, int kN>
-__device__ BackwardWork backward_work(const BackwardArgs& a) {
+__device__ __forceinline__ BackwardWork backward_work(const BackwardArgs& a, int index) {
   // Sections of heads whose Q, dO and dQ fit the L2 together; in each the longest blocks first, and when pruning the
   // heads that keep most. In deterministic mode tiles of dQ receive their blocks from the diagonal down, so the CTAs
   // must start in that order.
   const int blocks = (a.key_len + kN - 1) / kN, heads = a.batch * a.kv_heads;
-  const int section = blockIdx.x / (a.section_heads * blocks);
-  const int rest = blockIdx.x - section * a.section_heads * blocks;
+  if (index >= blocks * heads) return {.n = -1};
+  const int section = index / (a.section_heads * blocks);
+  const int rest = index - section * a.section_heads * blocks;
   const int size = min(a.section_heads, heads - section * a.section_heads);
   const int place = section * a.section_heads + rest % size;
   const int head = a.prefix.head_order != nullptr && a.group == 1 ? a.prefix.head_order[place] : place;
-  BackwardWork w;
+  BackwardWork w{};
   w.n = a.deterministic ? blocks - 1 - rest / size : rest / size;
   w.batch = head / a.kv_heads;
   w.kv_head = head % a.kv_heads;
@@ -83,12 +100,14 @@ __device__ __forceinline__ int reached_tiles(const int32_t* reach, const Backwar
 /// End of the query tiles that need the block for one query head.
 template <int kM, int kN>
 __device__ __forceinline__ int backward_m_end(const BackwardArgs& a, const BackwardWork& w, int head) {
-  return reached_tiles<kM, kN>(a.prefix.query_end, a, w, head);
+  return head == w.kv_head * a.group ? w.m_end : reached_tiles<kM, kN>(a.prefix.query_end, a, w, head);
 }
 /// End of the near query tiles: what the block's keys weigh in the others is less than matters, see log_near_share().
+/// INT_MAX if no tile is far.
 template <int kM, int kN>
 __device__ __forceinline__ int backward_m_near(const BackwardArgs& a, const BackwardWork& w, int head) {
-  return a.prefix.near_end == nullptr ? INT_MAX : reached_tiles<kM, kN>(a.prefix.near_end, a, w, head);
+  if (a.prefix.near_end == nullptr) return INT_MAX;
+  return head == w.kv_head * a.group ? w.m_near : reached_tiles<kM, kN>(a.prefix.near_end, a, w, head);
 }
 
 /// u_i of row `x` of a tile, given the tile's table.
@@ -115,37 +134,162 @@ __device__ __forceinline__ void load_panels(void* dst, const CUtensorMap* map, u
                      ptx::kEvictNormal);
 }
 
+/// The thread that takes blocks of keys and loads what they need.
 template <typename Tile>
-__device__ __forceinline__ void backward_load(const BackwardArgs& a, const BackwardWork& w,
-                                              typename Tile::Shared& smem) {
-  constexpr int kM = Tile::kM, kN = Tile::kN;
-  constexpr uint32_t kKeyBytes = Tile::kPanels * kN * 128, kQueryBytes = Tile::kPanels * kM * 128;
-  constexpr uint32_t kBiasBytes = Tile::kRowTable * 4, kDeltaBytes = kM * 4 * Tile::kDeltaFloats;
-  ptx::mbarrier_arrive_expect_tx(&smem.k_full, kKeyBytes);
-  load_panels<Tile>(smem.k, &a.map_k, &smem.k_full, kN, w.n * kN, w.kv_head, w.batch);
-  bool is_first = true;
+struct BackwardLoader {
+  const BackwardArgs& a;
+  typename Tile::Shared& smem;
   ptx::Ring<Tile::kQueryStages> q;
   ptx::Ring<Tile::kGradientStages> d_o;
-  for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
-    const int m_end = backward_m_end<kM, kN>(a, w, head);
-    for (int m = w.m_begin; m < m_end; ++m) {
-      const int64_t row = table_row(a, w.batch, head) + m * kM;
-      ptx::mbarrier_wait(&smem.q_empty[q.slot], q.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(&smem.q_full[q.slot], kQueryBytes + kBiasBytes);
-      load_panels<Tile>(smem.q[q.slot], &a.map_q, &smem.q_full[q.slot], kM, m * kM, head, w.batch);
-      ptx::bulk_load(smem.row_bias[q.slot], a.row_bias + row / kM * Tile::kRowTable, kBiasBytes, &smem.q_full[q.slot]);
-      q.advance();
-      if (is_first) {
-        ptx::mbarrier_arrive_expect_tx(&smem.v_full, kKeyBytes);
-        load_panels<Tile>(smem.v, &a.map_v, &smem.v_full, kN, w.n * kN, w.kv_head, w.batch);
-        is_first = false;
+  ptx::Ring<1> keys;
+  ptx::Ring<2> queue;
+  static constexpr int kM = Tile::kM, kN = Tile::kN;
+  // The next block is told when so many tiles of this one are left: in time for the other warps, while blocks are
+  // still shared out evenly and in the order of the L2 (told at a block's start they cost 1 to 3 % at D 128).
+  static constexpr int kAhead = 6;
+  static constexpr uint32_t kKeyBytes = Tile::kPanels * kN * 128, kQueryBytes = Tile::kPanels * kM * 128;
+  static constexpr uint32_t kBiasBytes = Tile::kRowTable * 4, kDeltaBytes = kM * 4 * Tile::kDeltaFloats;
+
+  __device__ __forceinline__ void load_keys(const BackwardWork& w) {
+    ptx::mbarrier_wait(&smem.k_empty, keys.parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(&smem.k_full, kKeyBytes);
+    load_panels<Tile>(smem.k, &a.map_k, &smem.k_full, kN, w.n * kN, w.kv_head, w.batch);
+    ptx::mbarrier_wait(&smem.v_empty, keys.parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(&smem.v_full, kKeyBytes);
+    load_panels<Tile>(smem.v, &a.map_v, &smem.v_full, kN, w.n * kN, w.kv_head, w.batch);
+    keys.advance();
+  }
+  __device__ __forceinline__ void load_query(const BackwardWork& w, int head, int m) {
+    const int64_t row = table_row(a, w.batch, head) + m * kM;
+    ptx::mbarrier_wait(&smem.q_empty[q.slot], q.parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(&smem.q_full[q.slot], kQueryBytes + kBiasBytes);
+    load_panels<Tile>(smem.q[q.slot], &a.map_q, &smem.q_full[q.slot], kM, m * kM, head, w.batch);
+    ptx::bulk_load(smem.row_bias[q.slot], a.row_bias + row / kM * Tile::kRowTable, kBiasBytes, &smem.q_full[q.slot]);
+    q.advance();
+  }
+  __device__ __forceinline__ void load_gradient(const BackwardWork& w, int head, int m) {
+    const int64_t row = table_row(a, w.batch, head) + m * kM;
+    ptx::mbarrier_wait(&smem.do_empty[d_o.slot], d_o.parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(&smem.do_full[d_o.slot], kQueryBytes + kDeltaBytes);
+    load_panels<Tile>(smem.d_o[d_o.slot], &a.map_do, &smem.do_full[d_o.slot], kM, m * kM, head, w.batch);
+    ptx::bulk_load(smem.delta[d_o.slot], a.delta + row * Tile::kDeltaFloats, kDeltaBytes, &smem.do_full[d_o.slot]);
+    d_o.advance();
+  }
+
+  /// Tells the others of the block of this index, and has its keys and values brought into L2.
+  __device__ __forceinline__ void tell(int index) {
+    BackwardWork w = backward_work<kM, kN>(a, index);
+    if (w.n >= 0) {
+      const int head = w.kv_head * a.group;
+      w.m_end = reached_tiles<kM, kN>(a.prefix.query_end, a, w, head);
+      if (Tile::kFarLoop && a.prefix.near_end) w.m_near = reached_tiles<kM, kN>(a.prefix.near_end, a, w, head);
+#pragma unroll
+      for (int p = 0; p < Tile::kPanels; ++p) {
+        ptx::tma_prefetch_4d(&a.map_k, p * 64, w.n * kN, w.kv_head, w.batch);
+        ptx::tma_prefetch_4d(&a.map_v, p * 64, w.n * kN, w.kv_head, w.batch);
       }
-      ptx::mbarrier_wait(&smem.do_empty[d_o.slot], d_o.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(&smem.do_full[d_o.slot], kQueryBytes + kDeltaBytes);
-      load_panels<Tile>(smem.d_o[d_o.slot], &a.map_do, &smem.do_full[d_o.slot], kM, m * kM, head, w.batch);
-      ptx::bulk_load(smem.delta[d_o.slot], a.delta + row * Tile::kDeltaFloats, kDeltaBytes, &smem.do_full[d_o.slot]);
-      d_o.advance();
     }
+    ptx::mbarrier_wait(&smem.queue.empty[queue.slot], queue.parity ^ 1);
+    smem.queue.work[queue.slot] = w;
+    ptx::mbarrier_arrive(&smem.queue.full[queue.slot]);
+    queue.advance();
+  }
+  __device__ __forceinline__ void tell_next() { tell(gridDim.x + atomicAdd(a.prefix.counters + 1, 1)); }
+
+  __device__ __forceinline__ void run() {
+    int slot = 0;
+    tell(blockIdx.x);
+    while (true) {
+      const BackwardWork w = smem.queue.work[slot];
+      if (w.n < 0) return;
+      slot ^= 1;
+      bool has_told = false, has_keys = false;
+      for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
+        const int m_end = backward_m_end<kM, kN>(a, w, head);
+        const bool is_last = head + 1 == (w.kv_head + 1) * a.group;
+#pragma unroll 1
+        for (int m = w.m_begin; m < m_end; ++m) {
+          if (is_last && !has_told && m_end - m <= kAhead) {
+            tell_next();
+            has_told = true;
+          }
+          load_query(w, head, m);
+          load_gradient(w, head, m);
+          // Q and dO of a block's first tiles have places before K and V have.
+          if (!has_keys) load_keys(w);
+          has_keys = true;
+        }
+      }
+      if (!has_keys) load_keys(w);
+      if (!has_told) tell_next();
+    }
+  }
+};
+
+/// Hears from the loading thread what the CTA works on next; false if nothing. Called by whole warps.
+template <typename Tile>
+__device__ __forceinline__ bool next_work(typename Tile::Shared& smem, ptx::Ring<2>& queue, BackwardWork& w) {
+  ptx::mbarrier_wait(&smem.queue.full[queue.slot], queue.parity);
+  const BackwardWork& told = smem.queue.work[queue.slot];
+  w = {ptx::uniform(told.batch),     ptx::uniform(told.kv_head), ptx::uniform(told.n),
+       ptx::uniform(told.m_begin),   ptx::uniform(told.key_low), ptx::uniform(told.query_low),
+       ptx::uniform(told.lower_row), ptx::uniform(told.m_end),   ptx::uniform(told.m_near)};
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&smem.queue.empty[queue.slot]);
+  queue.advance();
+  return w.n >= 0;
+}
+
+/// What consumers need to know of a block's keys for one head: the side of K of the bias, see bias_by_mma(), 64 rows a
+/// warpgroup, or what threads add to the scores, (cref_n - c_j)·log2e; -inf for keys that are padding.
+template <int kRows, bool kGate, bool kByMma>
+struct KeyBias {
+  static constexpr int kStages = 2;
+  alignas(128) std::conditional_t<kByMma, uint4, float> row[kStages][kGate ? kRows : 1];
+  // For the half of the k16 step that is not used, and in the place of all of it where exponents are made in float64.
+  uint4 zeros[kByMma ? 64 : 1];
+  float2 reference[kStages];  // cref_n·log2e as hi + lo
+  float range[kStages];       // fall of c·log2e over the block
+  uint64_t full[kStages], empty[kStages];
+};
+/// The warp that works it out, up to two heads ahead.
+template <typename Tile>
+__device__ __forceinline__ void backward_key_bias(const BackwardArgs& a, const BackwardWork& w,
+                                                  typename Tile::Shared& smem, ptx::Ring<2>& ring) {
+  constexpr int kN = Tile::kN;
+  const int lane = threadIdx.x % 32;
+  const int first = max(w.n * kN, w.key_low), last = min(w.n * kN + kN, a.key_len) - 1;
+  for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
+    if (w.m_begin >= backward_m_end<Tile::kM, kN>(a, w, head)) continue;
+    const GatePrefix prefix(a, w.batch, head);
+    const double reference = prefix(last);
+    const float range = static_cast<float>(prefix(min(first, last)) - reference);
+    float bias[kN / 32];
+#pragma unroll
+    for (int i = 0; i < kN / 32; ++i) {
+      const int j = w.n * kN + 32 * i + lane;
+      bias[i] = j >= w.key_low && j < a.key_len ? static_cast<float>(reference - prefix(j))
+                                                : (Tile::kBiasByMma ? kNoWeight : -INFINITY);
+    }
+    ptx::mbarrier_wait(&smem.key_bias.empty[ring.slot], ring.parity ^ 1);
+    if (lane == 0) {
+      const float high = static_cast<float>(reference);
+      smem.key_bias.reference[ring.slot] = {high, static_cast<float>(reference - high)};
+      smem.key_bias.range[ring.slot] = range;
+    }
+#pragma unroll
+    for (int i = 0; i < kN / 32; ++i) {
+      auto& row = smem.key_bias.row[ring.slot][32 * i + lane];
+      if constexpr (Tile::kBiasByMma) {
+        const ptx::Bf16Triple part = ptx::split_bf16(bias[i] / a.sigma);
+        row = {part.high | part.middle << 16, part.low | ptx::kBf16One << 16, ptx::kBf16One | ptx::kBf16One << 16, 0};
+      } else {
+        row = bias[i];
+      }
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&smem.key_bias.full[ring.slot]);
+    ring.advance();
   }
 }
 
@@ -154,10 +298,9 @@ __device__ __forceinline__ void backward_load(const BackwardArgs& a, const Backw
 /// then does in a far tile what it does without gates. Runs beside the copies of Q and fills the same stages.
 template <typename Tile>
 __device__ __forceinline__ void backward_far_rows(const BackwardArgs& a, const BackwardWork& w,
-                                                  typename Tile::Shared& smem) {
+                                                  typename Tile::Shared& smem, ptx::Ring<Tile::kQueryStages>& q) {
   constexpr int kM = Tile::kM, kRows = kM / 32;  // of a lane
   const int lane = threadIdx.x % 32;
-  ptx::Ring<Tile::kQueryStages> q;
   for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
     const int m_end = backward_m_end<kM, Tile::kN>(a, w, head), m_near = backward_m_near<kM, Tile::kN>(a, w, head);
     const GatePrefix prefix(a, w.batch, head);
@@ -185,7 +328,7 @@ __device__ __forceinline__ void backward_far_rows(const BackwardArgs& a, const B
   }
 }
 
-// ------------------------------------------------------------------------------------------------- dQ to memory
+// --------------------------------------------------------------------------------------------- gradients to memory
 /// Until key blocks above `n` have added their share of this tile (deterministic mode).
 __device__ __forceinline__ void wait_turn(const int* turn, int mine) {
   int now;
@@ -197,20 +340,19 @@ __device__ __forceinline__ void pass_turn(int* turn) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(turn) : "memory");
 }
 
-/// The warp that adds finished dQ tiles and row residuals to global memory.
+/// The warp that adds finished dQ tiles and row residuals to global memory, then sends dV and dK.
 template <typename Tile, bool kGate>
-__device__ __forceinline__ void backward_store_dq(const BackwardArgs& a, const BackwardWork& w,
-                                                  typename Tile::Shared& smem) {
+__device__ __forceinline__ void backward_send(const BackwardArgs& a, const BackwardWork& w,
+                                              typename Tile::Shared& smem) {
   constexpr int kPart0 = Tile::kDqPart0;
   constexpr int kPart1 = Tile::kM * Tile::kD - kPart0;
   const int lane = threadIdx.x % 32;
-  bool is_first = true;
+  ptx::named_barrier_arrive(kBarrierSent, 288);
   for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
     const int m_end = backward_m_end<Tile::kM, Tile::kN>(a, w, head);
     for (int m = w.m_begin; m < m_end; ++m) {
       const int64_t row = table_row(a, w.batch, head) + m * Tile::kM;
-      if (!is_first && lane == 0) ptx::bulk_wait_read<0>();
-      is_first = false;
+      if (lane == 0) ptx::bulk_wait_read<0>();
       __syncwarp();
       ptx::named_barrier_arrive(kBarrierDqEmpty, 160);
       ptx::named_barrier_arrive(kBarrierDqEmpty + 1, 160);
@@ -243,7 +385,27 @@ __device__ __forceinline__ void backward_store_dq(const BackwardArgs& a, const B
       }
     }
   }
-  if (lane == 0) ptx::bulk_wait_read<0>();
+  // dV, then dK, of each warpgroup, from where it has left them.
+#pragma unroll 1
+  for (int part = 0; part < 4; ++part) {
+    constexpr int kOwnPanels = Tile::kSharedKeys ? Tile::kPanels / 2 : Tile::kPanels;
+    ptx::named_barrier_sync(kBarrierKeyGradients + part, 160);
+    if (lane == 0) {
+      const int wg = part % 2, row = Tile::kSharedKeys ? 0 : wg * 64, panel = Tile::kSharedKeys ? wg * kOwnPanels : 0;
+      char* from = static_cast<char*>(part < 2 ? static_cast<void*>(smem.v) : Tile::dk_place(smem)) + row * 128;
+#pragma unroll
+      for (int p = panel; p < panel + kOwnPanels; ++p)
+        ptx::tma_store_4d(part < 2 ? &a.map_dv : &a.map_dk, from + p * Tile::kN * 128, p * 64, w.n * Tile::kN + row,
+                          w.kv_head, w.batch);
+      ptx::bulk_commit();
+    }
+  }
+  if (lane == 0) {
+    ptx::bulk_wait_read<0>();
+    if (Tile::kSharedKeys) ptx::mbarrier_arrive(&smem.k_empty);
+    ptx::mbarrier_arrive(&smem.v_empty);
+  }
+  __syncwarp();
 }
 
 // -------------------------------------------------------------------------------------------------- arithmetic
@@ -257,21 +419,6 @@ template <>
 __device__ __forceinline__ float2 unpack2<__half>(uint32_t pair) {
   return __half22float2(*reinterpret_cast<__half2*>(&pair));
 }
-
-/// What a thread needs to know of its two keys (rows r and r + 8 of the warp's 16) and their block.
-struct KeyBias {
-  float b0, b1;      // (cref_n - c_j)·log2e, -inf for keys that are padding, unless the tensor cores add it
-  float2 reference;  // cref_n·log2e as hi + lo
-  float range;       // fall of c·log2e over the block
-};
-
-/// The side of K of the bias, see bias_by_mma(), 64 rows a warpgroup, and zeros: for the half of the k16 step that
-/// is not used, and in the place of all of it where exponents are made in float64.
-template <int kRows>
-struct alignas(128) KeyBiasRows {
-  uint4 row[kRows], zeros[64];
-};
-struct NoKeyBiasRows {};
 
 /// Operands that are ones where the tensor cores add up, see sums_by_mma(): columns beside a panel of K or Q, for any
 /// k16 step, and the side of V of the step that subtracts Δ, (1, 1, 1, 0 ...), with its second half.
@@ -413,24 +560,32 @@ struct BackwardScores {
   static constexpr int kScores = (Tile::kSharedKeys ? kM / 2 : kM) / 2;  // accumulators of S a thread
 
   const BackwardArgs& a;
-  const BackwardWork& w;
   Shared& smem;
   const int wg, warp, lane;  // warpgroup 0 or 1, warp within it
-  const int key0, column0;
+  const int column0;
+  ptx::Ring<2> queue;
+  ptx::Ring<1> keys;
+  BackwardWork w;
+  int key0;                                 // the first of this thread's keys
   ptx::Ring<Tile::kQueryStages> q, q_done;  // stage of Q whose S comes next; stage that dK reads
   ptx::Ring<Tile::kGradientStages> d_o;     // stage of dO; dS has as many
-  KeyBias key;
+  ptx::Ring<2> bias;                        // of the keys
+  float b0, b1;                             // those of this thread's, unless the tensor cores add them
 
-  __device__ __forceinline__ BackwardScores(const BackwardArgs& args, const BackwardWork& work, Shared& shared,
-                                            int group)
+  __device__ __forceinline__ BackwardScores(const BackwardArgs& args, Shared& shared, int group)
       : a(args),
-        w(work),
         smem(shared),
         wg(group),
         warp(threadIdx.x / 32 % 4),
         lane(threadIdx.x % 32),
-        key0(w.n * kN + (Tile::kSharedKeys ? 0 : wg * 64) + warp * 16 + lane / 4),
         column0(Tile::kSharedKeys ? wg * (kM / 2) : 0) {}
+
+  /// Takes the next block of keys; false if there is none.
+  __device__ __forceinline__ bool next() {
+    if (!next_work<Tile>(smem, queue, w)) return false;
+    key0 = w.n * kN + (Tile::kSharedKeys ? 0 : wg * 64) + warp * 16 + lane / 4;
+    return true;
+  }
 
   /// First row of tile m whose scores this warpgroup computes, and its entry of a per-row table of the tile.
   __device__ __forceinline__ int row0(int m) const { return m * kM + column0; }
@@ -438,31 +593,21 @@ struct BackwardScores {
     return table + column0 + 2 * (lane % 4);
   }
 
-  /// The bias of this warpgroup's keys for one head; no product may still read the last head's.
-  __device__ __forceinline__ void load_key_bias(int head) {
+  /// The bias of this warpgroup's keys for the next head, until release_key_bias().
+  __device__ __forceinline__ void wait_key_bias() {
     if constexpr (kGate) {
-      const int first = max(w.n * kN, w.key_low), last = min(w.n * kN + kN, a.key_len) - 1;
-      const GatePrefix prefix(a, w.batch, head);
-      const double reference = prefix(last);
-      key.reference = {static_cast<float>(reference), static_cast<float>(reference - static_cast<float>(reference))};
-      key.range = static_cast<float>(prefix(min(first, last)) - reference);
-      const auto bias = [&](int j, float none) {
-        return j >= w.key_low && j < a.key_len ? static_cast<float>(reference - prefix(j)) : none;
-      };
-      if constexpr (Tile::kBiasByMma) {
-        const int thread = threadIdx.x % 128, row = (Tile::kSharedKeys ? 0 : wg * 64) + thread;
-        if (thread < 64) {
-          const ptx::Bf16Triple part = ptx::split_bf16(bias(w.n * kN + row, kNoWeight) / a.sigma);
-          smem.key_bias.row[row] = {part.high | part.middle << 16, part.low | ptx::kBf16One << 16,
-                                    ptx::kBf16One | ptx::kBf16One << 16, 0};
-          smem.key_bias.zeros[thread] = uint4{0, 0, 0, 0};
-        }
-        ptx::fence_proxy_async();
-        ptx::named_barrier_sync(kBarrierGroup + wg, 128);
-      } else {
-        key.b0 = bias(key0, -INFINITY);
-        key.b1 = bias(key0 + 8, -INFINITY);
+      ptx::mbarrier_wait(&smem.key_bias.full[bias.slot], bias.parity);
+      if constexpr (!Tile::kBiasByMma) {
+        const float* row = smem.key_bias.row[bias.slot] + (key0 - w.n * kN);
+        b0 = row[0], b1 = row[8];
       }
+    }
+  }
+  __device__ __forceinline__ void release_key_bias() {
+    if constexpr (kGate) {
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(&smem.key_bias.empty[bias.slot]);
+      bias.advance();
     }
   }
 
@@ -471,25 +616,34 @@ struct BackwardScores {
   __device__ __forceinline__ void issue_bias(float (&s)[kScores], bool is_zero) {
     if constexpr (Tile::kBiasByMma) {
       const uint32_t zeros = ptx::smem_u32(smem.key_bias.zeros);
-      const uint32_t keys = is_zero ? zeros : ptx::smem_u32(smem.key_bias.row + (Tile::kSharedKeys ? 0 : wg * 64));
+      const uint32_t keys =
+          is_zero ? zeros : ptx::smem_u32(smem.key_bias.row[bias.slot] + (Tile::kSharedKeys ? 0 : wg * 64));
       const uint32_t rows = ptx::smem_u32(smem.row_bias[q.slot]) + column0 * 16;
       ptx::Wgmma<__nv_bfloat16, 2 * kScores>::template ss<>(s, ptx::descriptor_narrow(keys, zeros - keys),
                                                             ptx::descriptor_narrow(rows, 0), false);
     }
   }
 
-  // Left padding may hold NaN, and 0·NaN would leak into the products: its rows are zeroed after the load.
+  // Left padding may hold NaN, and 0·NaN would leak into the products: its rows are zeroed after the load. Only a
+  // head's first tile can have any (kMayPad).
+  template <bool kMayPad = true>
   __device__ __forceinline__ void wait_q(int m) {
     ptx::mbarrier_wait(&smem.q_full[q.slot], q.parity);
+    if constexpr (!kMayPad) return;
     if (m * kM < w.query_low) clear_rows<kM, Tile::kPanels>(smem.q[q.slot], w.query_low - m * kM);
   }
+  template <bool kMayPad = true>
   __device__ __forceinline__ void wait_do(int m) {
     ptx::mbarrier_wait(&smem.do_full[d_o.slot], d_o.parity);
+    if constexpr (!kMayPad) return;
     if (m * kM < w.query_low) clear_rows<kM, Tile::kPanels>(smem.d_o[d_o.slot], w.query_low - m * kM);
   }
+  /// K and V, once a block; then the last one's dV and dK have left their places too.
   __device__ __forceinline__ void wait_keys() {
-    ptx::mbarrier_wait(&smem.k_full, 0);
-    ptx::mbarrier_wait(&smem.v_full, 0);
+    ptx::mbarrier_wait(&smem.k_full, keys.parity);
+    ptx::mbarrier_wait(&smem.v_full, keys.parity);
+    keys.advance();
+    ptx::named_barrier_sync(kBarrierSent, 288);
     if (w.n * kN < w.key_low) {
       clear_rows<kN, Tile::kPanels>(smem.k, w.key_low - w.n * kN);
       clear_rows<kN, Tile::kPanels>(smem.v, w.key_low - w.n * kN);
@@ -501,6 +655,12 @@ struct BackwardScores {
   __device__ __forceinline__ bool is_masked(int m) const {
     return on_diagonal(m) || w.n * kN < w.key_low || w.n * kN + kN > a.key_len || m * kM + kM > w.lower_row;
   }
+  /// Tiles that need none, between the diagonal and the first that the window or a document's start cuts.
+  __device__ __forceinline__ int plain_begin() const {
+    if (w.n * kN < w.key_low || w.n * kN + kN > a.key_len) return INT_MAX;
+    return max(0, w.n * kN + kN - 1 - a.offset + kM - 1) / kM;
+  }
+  __device__ __forceinline__ int plain_end() const { return w.lower_row / kM; }
   __device__ __forceinline__ TileMask tile_mask(int m) const {
     const auto first = [&](int j) {
       return j < w.key_low || j >= a.key_len ? INT_MAX : j - a.offset - row0(m) - 2 * (lane % 4);
@@ -512,7 +672,8 @@ struct BackwardScores {
 
   /// Rare: c falls so far inside the diagonal block that u_i + b_j would cancel.
   __device__ __forceinline__ bool is_steep(int m) const {
-    return kGate && on_diagonal(m) && (key.range > kPreciseRange || fabsf(tile_shift()) > kPreciseRange);
+    return kGate && on_diagonal(m) &&
+           (smem.key_bias.range[bias.slot] > kPreciseRange || fabsf(tile_shift()) > kPreciseRange);
   }
   /// Turns the scores of such a tile, without bias, into the exponents.
   __device__ __forceinline__ void precise_exponents(float (&s)[kScores], int m, int head) const {
@@ -536,17 +697,17 @@ struct BackwardScores {
   __device__ __forceinline__ float tile_shift() const {
     if constexpr (!kGate) return 0.f;
     return pair_difference(*reinterpret_cast<const float2*>(&smem.row_bias[q.slot][Tile::kRowTable - 4]),
-                           key.reference);
+                           smem.key_bias.reference[bias.slot]);
   }
 
   static constexpr Exponents kExponents = Tile::kBiasByMma ? Exponents::kByMma
                                           : kGate          ? Exponents::kAdded
                                                            : Exponents::kPlain;
   __device__ __forceinline__ float bias0(float shift) const {
-    return kExponents == Exponents::kAdded ? key.b0 + shift : shift;
+    return kExponents == Exponents::kAdded ? b0 + shift : shift;
   }
   __device__ __forceinline__ float bias1(float shift) const {
-    return kExponents == Exponents::kAdded ? key.b1 + shift : shift;
+    return kExponents == Exponents::kAdded ? b1 + shift : shift;
   }
 
   /// P of part of a tile that needs no mask.
@@ -599,32 +760,25 @@ struct BackwardScores {
     ptx::named_barrier_arrive(kBarrierDqFull + wg, 160);
   }
 
-  /// This warpgroup's part of dK or dV, the first kCount of acc, through `panels` to global memory, 16 bytes a thread.
+  /// Leaves this warpgroup's part of dV or dK, the first kCount of acc, for the warp that sends it.
   template <int kCount, int kSize>
-  __device__ __forceinline__ void store_key_gradient(const float (&acc)[kSize], float factor, void* panels,
-                                                     const FoxTensor& out) {
+  __device__ __forceinline__ void send_key_gradient(const float (&acc)[kSize], float factor, void* panels,
+                                                    int barrier) {
     constexpr int kChunks = kCount / 4;                            // of 8 columns
     const int first_chunk = Tile::kSharedKeys ? wg * kChunks : 0;  // a whole number of panels
-    const int first_row = (Tile::kSharedKeys ? 0 : wg * 64) + warp * 16;
-    char* base = static_cast<char*>(panels) + first_chunk / 8 * kN * 128;
+    const uint32_t base = ptx::smem_u32(panels) + first_chunk / 8 * kN * 128;
+    const int row = (Tile::kSharedKeys ? 0 : wg * 64) + warp * 16 + lane % 16;
+    const bool is_padding[2] = {key0 < w.key_low, key0 + 8 < w.key_low};
 #pragma unroll
     for (int g = 0; g < kChunks; g += 2) {
       uint32_t r[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) r[i] = ptx::pack2<T>(acc[4 * g + 2 * i] * factor, acc[4 * g + 2 * i + 1] * factor);
-      ptx::stmatrix_x4(
-          ptx::smem_u32(base) + g / 8 * kN * 128 + ptx::swizzle128(first_row + lane % 16, g % 8 + lane / 16), r[0],
-          r[1], r[2], r[3]);
+      for (int i = 0; i < 4; ++i)
+        r[i] = is_padding[i % 2] ? 0 : ptx::pack2<T>(acc[4 * g + 2 * i] * factor, acc[4 * g + 2 * i + 1] * factor);
+      ptx::stmatrix_x4(base + g / 8 * kN * 128 + ptx::swizzle128(row, g % 8 + lane / 16), r[0], r[1], r[2], r[3]);
     }
-    __syncwarp();
-    T* to = static_cast<T*>(out.data) + w.batch * out.stride_b + w.kv_head * out.stride_h + first_chunk * 8;
-    for (int i = lane; i < 16 * kChunks; i += 32) {  // a warp reads the rows it wrote
-      const int r = first_row + i / kChunks, chunk = i % kChunks, j = w.n * kN + r;
-      uint4 value = *reinterpret_cast<const uint4*>(base + chunk / 8 * kN * 128 + ptx::swizzle128(r, chunk % 8));
-      if (j < w.key_low) value = uint4{0, 0, 0, 0};
-      if (j < a.key_len && (first_chunk + chunk) * 8 < a.head_dim)
-        *reinterpret_cast<uint4*>(to + j * out.stride_t + chunk * 8) = value;
-    }
+    ptx::fence_proxy_async();
+    ptx::named_barrier_arrive(barrier + wg, 160);
   }
 
   /// Σ of `column` over the four lanes that share a key, for both keys.
@@ -650,31 +804,51 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   ptx::start_next_kernel();
   if (threadIdx.x == 0) {
     for (const CUtensorMap* map : {&a.map_q, &a.map_k, &a.map_v, &a.map_do}) ptx::prefetch_tensor_map(map);
-    ptx::mbarrier_init(&smem.k_full, 1);
-    ptx::mbarrier_init(&smem.v_full, 1);
+    constexpr int kWarps = 8;  // of consumers; each arrives once
+    ptx::mbarrier_init(&smem.k_full, 1), ptx::mbarrier_init(&smem.k_empty, Tile::kSharedKeys ? 1 : kWarps);
+    ptx::mbarrier_init(&smem.v_full, 1), ptx::mbarrier_init(&smem.v_empty, 1);
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(&smem.key_bias.full[i], 1), ptx::mbarrier_init(&smem.key_bias.empty[i], kWarps);
+      ptx::mbarrier_init(&smem.queue.full[i], 1);
+      ptx::mbarrier_init(&smem.queue.empty[i], kWarps + 1 + Tile::kFarLoop + Consumer::kHasGate);
+    }
     for (int i = 0; i < Tile::kQueryStages; ++i) {
       ptx::mbarrier_init(&smem.q_full[i], Tile::kFarLoop ? 2 : 1);
-      ptx::mbarrier_init(&smem.q_empty[i], 8);  // one arrival a consumer warp
+      ptx::mbarrier_init(&smem.q_empty[i], kWarps);
     }
     for (int i = 0; i < Tile::kGradientStages; ++i) {
       ptx::mbarrier_init(&smem.do_full[i], 1);
-      ptx::mbarrier_init(&smem.do_empty[i], 8);
+      ptx::mbarrier_init(&smem.do_empty[i], kWarps);
     }
     ptx::fence_barrier_init();
   }
   smem.ones.fill();
+  if constexpr (Tile::kBiasByMma) {
+    if (threadIdx.x < 64) smem.key_bias.zeros[threadIdx.x] = uint4{0, 0, 0, 0};
+    ptx::fence_proxy_async();
+  }
   __syncthreads();
   ptx::wait_for_previous_kernel();
-  const BackwardWork w = backward_work<Tile::kM, Tile::kN>(a);
   if (warp < 4) {
     ptx::setmaxnreg_dec<24>();
-    if (warp == 0 && ptx::elect_one()) backward_load<Tile>(a, w, smem);
-    if (warp == 1) backward_store_dq<Tile, Consumer::kHasGate>(a, w, smem);
+    ptx::Ring<2> queue;
+    BackwardWork w;
+    if (warp == 0 && ptx::elect_one()) BackwardLoader<Tile>{a, smem}.run();
+    if (warp == 1)
+      while (next_work<Tile>(smem, queue, w)) backward_send<Tile, Consumer::kHasGate>(a, w, smem);
     if constexpr (Tile::kFarLoop)
-      if (warp == 2) backward_far_rows<Tile>(a, w, smem);
+      if (warp == 2) {
+        ptx::Ring<Tile::kQueryStages> q;
+        while (next_work<Tile>(smem, queue, w)) backward_far_rows<Tile>(a, w, smem, q);
+      }
+    if constexpr (Consumer::kHasGate)
+      if (warp == 3) {
+        ptx::Ring<2> ring;
+        while (next_work<Tile>(smem, queue, w)) backward_key_bias<Tile>(a, w, smem, ring);
+      }
   } else {
     ptx::setmaxnreg_inc<240>();
-    Consumer(a, w, smem, warp / 4 - 1).run();
+    Consumer(a, smem, warp / 4 - 1).run();
   }
 }
 
@@ -687,7 +861,8 @@ cudaError_t launch_backward_kernel(const BackwardArgs& a, cudaStream_t stream) {
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
   const int64_t blocks = int64_t{(a.key_len + Tile::kN - 1) / Tile::kN} * a.batch * a.kv_heads;
-  return launch_early(kernel, static_cast<unsigned>(blocks), kBackwardThreads, kBytes, stream, a);
+  const auto ctas = static_cast<unsigned>(std::min<int64_t>(blocks, a.multiprocessors));
+  return launch_early(kernel, ctas, kBackwardThreads, kBytes, stream, a);
 }
 
 }  // namespace fox::cuda

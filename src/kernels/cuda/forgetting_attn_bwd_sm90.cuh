@@ -7,14 +7,15 @@
 //   dV_j = Σ_i P_ij dO_i,  dS_ij = P_ij (dO_i·v_j - Δ_i),  dK_j = scale Σ_i dS_ij q_i,  dQ_i = scale Σ_j dS_ij k_j
 //   dlog_f_t = Σ_{i >= t} (Σ_j dS_ij) - Σ_{j >= t} (Σ_i dS_ij)   (finished in forgetting_attn_bwd_prepost.cu)
 //
-// One CTA per block of 128 keys and KV head; K and V stay in shared memory while the query tiles at and after the
-// diagonal stream past (all query heads of the group in turn, so dK and dV are sums in registers in a fixed order).
+// A CTA works on blocks of 128 keys of a KV head, one after the other; K and V stay in shared memory while the query
+// tiles at and after the diagonal stream past (all query heads of the group in turn, so dK and dV are sums in registers
+// in a fixed order).
 // Both products with the tile are computed transposed, Sᵀ = K Qᵀ and dPᵀ = V dOᵀ: each of the two consumer warpgroups
 // owns 64 keys, and its Pᵀ and dSᵀ are register operands of dV and dK without a shuffle. Only dS crosses shared memory,
 // for dQ = dS K, of which each warpgroup computes half (rows at D <= 64, columns above).
 //
-// Roles (384 threads): warpgroup 0, warp 0 loads by TMA, warp 1 adds dQ to global memory by bulk reduction, warp 2
-// makes the biases of far tiles; warpgroups 1 and 2 compute. The tensor cores see, per tile m and in this order,
+// Roles (384 threads): warpgroup 0, warp 0 loads by TMA, warp 1 adds dQ to global memory by bulk reduction and sends dK
+// and dV, warps 2 and 3 make biases; warpgroups 1 and 2 compute. The tensor cores see, per tile m and in this order,
 //     dP_m, dV_m, S_{m+1}, dQ_m, dK_m
 // and the other units work under them: dS_m under dV_m, the barrier between the warpgroups under S_{m+1}, ex2 of tile
 // m+1 and the store of dQ_m under dQ_m and dK_m, at kM = 128 half of that ex2 under dP_{m+1}. P is kept as 16-bit
@@ -76,12 +77,15 @@ struct BackwardTile {
     alignas(16) float row_bias[kQueryStages][kRowTable];
     float far_rows[kFarLoop ? kQueryStages : 1][kM];
     alignas(128) float delta[kGradientStages][kM * kDeltaFloats];
-    std::conditional_t<kBiasByMma, KeyBiasRows<kN>, NoKeyBiasRows> key_bias;
+    KeyBias<kN, kGate, kBiasByMma> key_bias;
     float residual[kM];  // row sums of dS: [group of 8 queries][consumer warp], or of each row
     Ones<T, kSumsByMma> ones;
-    uint64_t k_full, v_full, q_full[kQueryStages], q_empty[kQueryStages];
+    BackwardQueue queue;
+    uint64_t k_full, v_full, k_empty, v_empty, q_full[kQueryStages], q_empty[kQueryStages];
     uint64_t do_full[kGradientStages], do_empty[kGradientStages];
   };
+  /// Where dK lies on its way out, in panels as K: the next block's K comes at once.
+  __device__ __forceinline__ static void* dk_place(Shared& smem) { return smem.ds; }
 };
 
 /// The first kCount of some registers.
@@ -102,9 +106,10 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
   static constexpr int kBeforeDq = kD <= 64 && kGate ? 3 : 4;  // pairs of P made before dQ is waited for
   static constexpr int kKeySums = (kD + Tile::kOnes) / 2;      // of dK a thread, and of dS
   static constexpr bool kRowSums = kGate && Tile::kOnes == 0;  // whether threads add dS up
+  static_assert(sizeof(Tile::Shared::ds) >= Tile::kPanels * kN * 128);
   using Base::Base, Base::a, Base::w, Base::smem, Base::wg, Base::warp, Base::lane, Base::q, Base::q_done, Base::d_o;
   using Base::tile_shift, Base::send_dq;
-  using Base::wait_q, Base::wait_do, Base::wait_keys, Base::load_key_bias, Base::is_masked, Base::make_masked_p;
+  using Base::wait_q, Base::wait_do, Base::wait_keys, Base::make_masked_p;
 
   /// S of the tile whose Q is in stage q, with the biases if not `without_bias`.
   template <bool kFar = false>
@@ -197,7 +202,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
                                           uint32_t (&ds)[kScores / 2], float (&column)[2], float (&group)[kM / 8],
                                           int m, float shift) {
     float dp[kScores];  // a fresh array: WGMMA's asm reads what it overwrites, so another one would stay alive
-    wait_do(m);
+    this->template wait_do<!kRest>(m);
     issue_dp(dp);
     if constexpr (kRest) {
       this->template make_p<kEarly, kM / 8, kFar>(s, p, shift);
@@ -236,7 +241,7 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
                                        float (&column)[2], float (&group)[kM / 8], int m) {
     float s[kScores];
     if constexpr (kAhead) {
-      wait_q(m + 1);
+      this->template wait_q<false>(m + 1);
       issue_scores<kFar>(s);
     }
     float residual = 0.f;
@@ -300,33 +305,41 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
   }
 
   __device__ __forceinline__ void run() {
+    while (this->next()) work();
+  }
+
+  __device__ __forceinline__ void work() {
     float dk[kKeySums], dv[kD / 2];
 #pragma unroll
     for (int i = 0; i < kD / 2; ++i) dk[i] = dv[i] = 0.f;
     bool have_keys = false;
     for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
       const int m_end = backward_m_end<kM, kN>(a, w, head);
+      const int plain_begin = this->plain_begin(), plain_end = min(m_end, this->plain_end());
       const int m_near = Tile::kFarLoop ? backward_m_near<kM, kN>(a, w, head) : m_end;
       float column[2] = {0.f, 0.f};
 #pragma unroll
       for (int i = kD / 2; i < kKeySums; ++i) dk[i] = 0.f;  // sums are a head's, dK all of the group's
       if (w.m_begin < m_end) {
-        load_key_bias(head);
+        this->wait_key_bias();
         if (!have_keys) wait_keys();
         have_keys = true;
         uint32_t ds[kScores / 2];
         float group[kM / 8];
         for (int m = w.m_begin; m < m_end; ++m) {
           prepare(dv, ds, column, group, m, head);
-          for (; m + 1 < m_end && m < m_near && !is_masked(m + 1); ++m) step<true, false>(dk, dv, ds, column, group, m);
+          const int stop = m + 1 >= plain_begin ? plain_end : 0;
+          const int near_stop = Tile::kFarLoop && m_near < stop ? m_near + 1 : stop;
+          for (; m + 1 < near_stop; ++m) step<true, false>(dk, dv, ds, column, group, m);
           if constexpr (Tile::kFarLoop)
-            for (; m + 1 < m_end && !is_masked(m + 1); ++m) {
+            for (; m + 1 < stop; ++m) {
               step<true, true>(dk, dv, ds, column, group, m);
 #pragma unroll
               for (int g = 0; g < kM / 8; ++g) group[g] = 0.f;  // not kept over the loop: no registers for it
             }
           step<false, false>(dk, dv, ds, column, group, m);
         }
+        this->release_key_bias();
       }
       if constexpr (kGate) {
         if constexpr (Tile::kOnes > 0)
@@ -337,11 +350,11 @@ struct BackwardConsumer : BackwardScores<T, BackwardTile<T, kHeadDim, kGate>, kG
         this->store_column(column[1], this->key0 + 8, head);
       }
     }
-    if (!have_keys) ptx::mbarrier_wait(&smem.k_full, 0);  // no query sees the block, but its K is on the way
-    // Only this warpgroup reads its rows of V, but both read all of K.
-    this->template store_key_gradient<kD / 2>(dv, 1.f, smem.v, a.d_v);
-    ptx::named_barrier_sync(kBarrierConsumers, 256);
-    this->template store_key_gradient<kD / 2>(dk, a.scale, smem.k, a.d_k);
+    if (!have_keys) wait_keys();
+    ptx::named_barrier_sync(kBarrierConsumers, 256);  // both warpgroups are done with K and dS
+    if (lane == 0) ptx::mbarrier_arrive(&smem.k_empty);
+    this->template send_key_gradient<kD / 2>(dv, 1.f, smem.v, kBarrierKeyGradients);  // only this warpgroup read its V
+    this->template send_key_gradient<kD / 2>(dk, a.scale, smem.ds, kBarrierKeyGradients + 2);
   }
 };
 

@@ -36,10 +36,13 @@ struct WideBackwardTile {
     alignas(16) float delta[1][kM];
     float residual[kM];  // [group of 8 queries][consumer warp]
     float column[kN];
-    std::conditional_t<kBiasByMma, KeyBiasRows<kN>, NoKeyBiasRows> key_bias;
+    KeyBias<kN, kGate, kBiasByMma> key_bias;
     Ones<T, false> ones;
-    uint64_t k_full, v_full, q_full[1], q_empty[1], do_full[1], do_empty[1];
+    BackwardQueue queue;
+    uint64_t k_full, v_full, k_empty, v_empty, q_full[1], q_empty[1], do_full[1], do_empty[1];
   };
+  /// Where dK lies on its way out.
+  __device__ __forceinline__ static void* dk_place(Shared& smem) { return smem.k; }
 };
 
 template <typename T, int kHeadDim, bool kGate>
@@ -151,28 +154,33 @@ struct WideBackwardConsumer : BackwardScores<T, WideBackwardTile<T, kHeadDim, kG
   }
 
   __device__ __forceinline__ void run() {
-    float dk[kColumns / 2], dv[kColumns / 2];
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) dk[i] = dv[i] = 0.f;
     // A warp fills in the groups of its own half of the queries; the others of its row stay 0.
     if (lane < kM / 8) smem.residual[8 * lane + wg * 4 + warp] = 0.f;
     __syncwarp();
+    while (this->next()) work();
+  }
+
+  __device__ __forceinline__ void work() {
+    float dk[kColumns / 2], dv[kColumns / 2];
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) dk[i] = dv[i] = 0.f;
     bool have_keys = false;
     for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
       const int m_end = backward_m_end<kM, kN>(a, w, head);
       float column[2] = {0.f, 0.f};
       if (w.m_begin < m_end) {
-        this->load_key_bias(head);
+        this->wait_key_bias();
         if (!have_keys) this->wait_keys();
         have_keys = true;
         for (int m = w.m_begin; m < m_end; ++m) step(dk, dv, m, head, column);
+        this->release_key_bias();
       }
       if constexpr (kGate) store_column_sums(column, head);
     }
-    if (!have_keys) ptx::mbarrier_wait(&smem.k_full, 0);  // no query sees the block, but its K is on the way
-    ptx::named_barrier_sync(kBarrierConsumers, 256);      // both warpgroups read all of K and V
-    this->template store_key_gradient<kColumns / 2>(dv, 1.f, smem.v, a.d_v);
-    this->template store_key_gradient<kColumns / 2>(dk, a.scale, smem.k, a.d_k);
+    if (!have_keys) this->wait_keys();
+    ptx::named_barrier_sync(kBarrierConsumers, 256);  // both warpgroups read all of K and V
+    this->template send_key_gradient<kColumns / 2>(dv, 1.f, smem.v, kBarrierKeyGradients);
+    this->template send_key_gradient<kColumns / 2>(dk, a.scale, smem.k, kBarrierKeyGradients + 2);
   }
 };
 

@@ -24,12 +24,6 @@ cudaError_t launch_for_head_size(const ForgettingAttnParams& p, const Forgetting
   return launch_forward_sm90<T, 256>(p, prefix, multiprocessors, stream);
 }
 
-cudaError_t count_multiprocessors(int* multiprocessors) {
-  int device = 0;
-  const cudaError_t error = cudaGetDevice(&device);
-  return error ? error : cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device);
-}
-
 }  // namespace
 }  // namespace fox::cuda
 
@@ -49,8 +43,7 @@ extern "C" int fox_forgetting_attn_forward(const ForgettingAttnParams* params, c
   ForgettingAttnPrefix prefix;
   const size_t needed = layout_prefix(*params, params->workspace, &prefix, Pass::kForward);
   if (!params->workspace || params->workspace_bytes < needed) return fail("the workspace is too small");
-  int multiprocessors = 0;
-  if (cudaError_t error = count_multiprocessors(&multiprocessors)) return fail("CUDA device", error);
+  const int multiprocessors = count_multiprocessors();
   if (cudaError_t error = launch_prefix(*params, prefix, stream)) return fail("forgetting attention prefix", error);
   const cudaError_t error = params->dtype == kFoxBfloat16
                                 ? launch_for_head_size<__nv_bfloat16>(*params, prefix, multiprocessors, stream)

@@ -63,13 +63,6 @@ struct ForwardTraits : ForwardTile<kD_> {
   static constexpr int kConsumerRegisters = Tile::kWarpgroups == 3 ? 160 : 232;
 };
 
-/// The same value in every lane: tells the compiler that branches on it do not diverge, without which it would
-/// serialise the WGMMAs behind them.
-template <typename T>
-__device__ __forceinline__ T uniform(T x) {
-  return __shfl_sync(0xffffffff, x, 0);
-}
-
 /// What the producer tells the consumers of a tile, so that they wait for nothing but its Q.
 template <int kWarpgroups>
 struct TileInfo {
@@ -655,12 +648,12 @@ struct ForwardConsumer {
   __device__ __forceinline__ bool begin() {
     ptx::mbarrier_wait(&smem.tile_full[tile.slot], tile.parity);
     const TileInfo<kWarpgroups>& info = smem.tile[tile.slot];
-    const int m = uniform(info.m);
+    const int m = ptx::uniform(info.m);
     if (m < 0) return false;
-    t.head = uniform(info.head), t.batch = uniform(info.batch), t.n_min = uniform(info.n_begin[0]);
-    t.n_near = uniform(info.n_near[group]);
-    t.bound = uniform(info.bound);
-    const int n_seen = uniform(info.n_begin[group]);
+    t.head = ptx::uniform(info.head), t.batch = ptx::uniform(info.batch), t.n_min = ptx::uniform(info.n_begin[0]);
+    t.n_near = ptx::uniform(info.n_near[group]);
+    t.bound = ptx::uniform(info.bound);
+    const int n_seen = ptx::uniform(info.n_begin[group]);
     release(&smem.tile_empty[tile.slot]);
     tile.advance();
     const int offset = a.key_len - a.query_len;
@@ -677,7 +670,7 @@ struct ForwardConsumer {
         const int32_t* of_row = a.prefix.lower + int64_t(t.batch) * a.query_len;
         lower[0] = of_row[min(row0 + own_row(), last_row)];
         lower[1] = of_row[min(row0 + own_row() + 8, last_row)];
-        t.n_left = (uniform(of_row[last_row]) + kN - 1) / kN;
+        t.n_left = (ptx::uniform(of_row[last_row]) + kN - 1) / kN;
       }
     }
     row_max[0] = row_max[1] = t.bound <= Tr::kMaxBound ? t.bound - kMaxLag : -INFINITY;
@@ -721,7 +714,7 @@ struct ForwardConsumer {
         all_scores<true>(s, o, p, t.n_end - 1);
       else
         all_scores<false>(s, o, p, t.n_end - 1);
-      last_values(o, p, a.seq_start ? uniform(int(a.seq_start[t.batch])) - t.n_begin * kN : 0);
+      last_values(o, p, a.seq_start ? ptx::uniform(int(a.seq_start[t.batch])) - t.n_begin * kN : 0);
       uint64_t* last_v = &smem.v_empty[v.slot];
       v.advance();
       // Blocks to skip, or a Q that waits for O's way out, come only after these values.
@@ -780,7 +773,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Tr::kProducerRegisters>();
-    const int warp = uniform(threadIdx.x / 32);
+    const int warp = ptx::uniform(threadIdx.x / 32);
     if (warp == 0) {
       if (ptx::elect_one()) ForwardProducer<Tr>{a, smem}.run();
     } else if (Tr::kGate && warp <= Tr::kWarpgroups) {

@@ -99,6 +99,8 @@ const char* check_params(const ForgettingAttnParams& params);
 
 /// 10 * major + minor of the current device; 0 if there is none.
 int compute_capability();
+/// Of the current device; 0 if there is none.
+int count_multiprocessors();
 
 /// Stores the message for fox_kernels_last_error() and returns 1.
 int fail(const char* message);

@@ -500,13 +500,6 @@ __global__ void prefix_append_kernel(FoxPrefixCache cache, FoxGates log_f, int h
 
 // ------------------------------------------------------------------------------------------------------- launcher
 
-int count_multiprocessors() {
-  int device = 0, count = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return count;
-}
-
 size_t layout_decode(const ForgettingDecodeParams& p, DecodeArgs* a) {
   *a = {p};
   const int items = p.batch * p.kv_heads;
