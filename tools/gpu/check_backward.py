@@ -33,6 +33,7 @@ def cases(quick):
             yield {**base, "D": D, "logits": mean, "bounded": True}
         yield {**base, "D": D, "Tk": 700, "H": 4, "Hk": 2, "deterministic": True, "B": 2}
         yield {**base, "D": D, "Tk": 900, "Tq": 333, "deterministic": True, "B": 2, "window": 200}
+        yield {**base, "D": D, "Tk": 700, "H": 24, "Hk": 24, "deterministic": True, "B": 2}
         # dS below fp16's normal numbers
         yield {**base, "D": D, "Tk": 2000, "dtype": "fp16", "gate": "weak", "d_o": 1e-4}
     for D in (64, 96, 128):  # near and far tiles with what cuts them

@@ -98,11 +98,25 @@ def cases(quick):
         for gate in (None, "medium"):
             yield {**base, "D": D, "gate": gate, "dtype": "fp16", "Tk": 450}
     yield from float32_cases()
+    yield from crowded_cases()
     yield {**base, "B": 300, "H": 300, "Hk": 300, "Tk": 5, "D": 8, "gate": "medium"}  # B·H above 65,535
     yield {**base, "B": 1, "Tq": 64, "Tk": 393088}  # the most blocks whose marks the scan keeps in shared memory
     yield {**base, "B": 1, "Hk": 1, "Tq": 1500, "Tk": 40000, "tolerance": -10.0}  # more than 512 blocks of keys
     if torch.cuda.mem_get_info()[1] > 64 << 30:  # and of queries: the reference takes 50 GB
         yield {**base, "B": 1, "H": 1, "Hk": 1, "Tk": 33000, "tolerance": -10.0}
+
+
+def crowded_cases():
+    """More tiles of queries and blocks of keys than multiprocessors, which then work on several in turn."""
+    base = dict(B=2, Tq=None, Tk=1030, H=24, Hk=24, D=64, dtype="bf16", gate="medium")
+    for D in (64, 128):
+        for more in (dict(gate=None), dict(), dict(gate="strong", bounded=True), dict(H=48), dict(dtype="fp16"),
+                     dict(Tq=500, window=200), dict(seq_start=[37, 900]), dict(gate="log_spaced", tolerance=-10.0),
+                     dict(B=1, H=48, Hk=48, documents=[0, 1, 1, 300, 301, 555, 1030])):
+            yield {**base, "D": D, **more}
+    for D in (32, 96, 192, 256):
+        for more in (dict(gate=None), dict(), dict(Tq=400, window=150)):
+            yield {**base, "D": D, "Tk": 700, **more}
 
 
 def float32_cases():

@@ -53,6 +53,10 @@ constexpr Case kCases[] = {
     {"gated", 96, 200, 200, 2, 2, true, false, 0, false, 0, 0, 0},
     {"gated", 192, 150, 150, 2, 2, true, false, 0, false, 0, 0, 0},
     {"gated", 256, 200, 200, 2, 2, true, false, 0, false, 0, 0, 0},
+    // More blocks than multiprocessors.
+    {"crowded", 64, 300, 400, 24, 24, true, false, 4, false, 250, 0, 0},
+    {"crowded", 128, 300, 400, 48, 24, true, false, 4, false, 0, 20, 0},
+    {"crowded", 256, 200, 250, 24, 24, true, false, 0, false, 0, 0, 0},
 };
 
 template <typename T>
@@ -63,7 +67,9 @@ bool run_attention(const Case& c, int32_t dtype, bool sm80, bool backward) {
   Device<float> f(size_t(B) * Tk * H), d_f(size_t(B) * Tk * H), lse(size_t(B) * H * Tq * 2), bound(H);
   Device<int64_t> start(B), documents(4);
   q.random(0.5f), k.random(0.5f), v.random(1.f), d_o.random(1.f), f.gates();
-  must(cudaMemset(o.data, 0, queries * sizeof(T)));  // the copy engine writes it, which initcheck does not see
+  must(cudaMemset(o.data, 0, queries * sizeof(T)));  // the copy engine writes them, which initcheck does not see
+  must(cudaMemset(d_k.data, 0, keys * sizeof(T)));
+  must(cudaMemset(d_v.data, 0, keys * sizeof(T)));
   bound.put(std::vector<float>(H, c.bound));
   start.put(std::vector<int64_t>(B, c.padding));
   documents.put({0, Tk / 3, Tk / 3 + 1, Tk});
