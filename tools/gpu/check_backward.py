@@ -43,6 +43,12 @@ def cases(quick):
         yield {**far, "documents": [0, 1900, 2500]}
         yield {**far, "B": 2, "seq_start": [0, 300]}
         yield {**far, "Tq": 1111}
+    for D in (64, 128):  # several sections of heads, each cleared while the one before is worked on
+        sections = {**base, "D": D, "B": 2, "Tk": 2100, "H": 24, "Hk": 24}
+        for more in (dict(gate=None), dict(), dict(H=48), dict(deterministic=True), dict(window=300, Tq=1000),
+                     dict(gate="log_spaced", tolerance=-10.0)):
+            yield {**sections, **more}
+    yield {**base, "D": 256, "B": 2, "Tk": 1500, "H": 16, "Hk": 16}
     yield {**base, "Tk": 16384, "H": 1, "Hk": 1, "logits": 1}
 
 
