@@ -49,6 +49,7 @@ def cases(quick):
                      dict(gate="log_spaced", tolerance=-10.0)):
             yield {**sections, **more}
     yield {**base, "D": 256, "B": 2, "Tk": 1500, "H": 16, "Hk": 16}
+    yield {**base, "D": 256, "B": 2, "Tk": 700, "H": 24, "Hk": 24, "deterministic": True}
     yield {**base, "Tk": 16384, "H": 1, "Hk": 1, "logits": 1}
 
 

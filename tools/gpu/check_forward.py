@@ -112,10 +112,11 @@ def crowded_cases():
     for D in (64, 128):
         for more in (dict(gate=None), dict(), dict(gate="strong", bounded=True), dict(H=48), dict(dtype="fp16"),
                      dict(Tq=500, window=200), dict(seq_start=[37, 900]), dict(gate="log_spaced", tolerance=-10.0),
+                     dict(H=48, gate="log_spaced", tolerance=-10.0),
                      dict(B=1, H=48, Hk=48, documents=[0, 1, 1, 300, 301, 555, 1030])):
             yield {**base, "D": D, **more}
     for D in (32, 96, 192, 256):
-        for more in (dict(gate=None), dict(), dict(Tq=400, window=150)):
+        for more in (dict(gate=None), dict(), dict(Tq=400, window=150), dict(seq_start=[37, 600])):
             yield {**base, "D": D, "Tk": 700, **more}
 
 

@@ -54,9 +54,9 @@ constexpr Case kCases[] = {
     {"gated", 192, 150, 150, 2, 2, true, false, 0, false, 0, 0, 0},
     {"gated", 256, 200, 200, 2, 2, true, false, 0, false, 0, 0, 0},
     // More blocks than multiprocessors.
-    {"crowded", 64, 300, 400, 24, 24, true, false, 4, false, 250, 0, 0},
+    {"crowded", 64, 400, 400, 24, 24, true, false, 4, false, 250, 0, 0},
     {"crowded", 128, 300, 400, 48, 24, true, false, 4, false, 0, 20, 0},
-    {"crowded", 256, 200, 250, 24, 24, true, false, 0, false, 0, 0, 0},
+    {"crowded", 256, 300, 300, 24, 24, true, false, 0, false, 0, 0, 0},
 };
 
 template <typename T>

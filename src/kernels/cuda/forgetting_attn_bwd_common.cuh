@@ -4,10 +4,10 @@
 // above) have in common: which blocks of keys a CTA works on, one after the other, and what its warps do.
 //
 // Warpgroup 0: one thread takes blocks and loads (BackwardLoader), a warp sends dQ, dK and dV (backward_send), one
-// works out the bias of far tiles (backward_far_rows), one those of the keys (backward_key_bias). All of them run ahead
-// of the two warpgroups that compute, so that of a new block's beginning only the copies of K and V are waited for,
-// whose place is not free before. What a thread of those does with the scores of its keys is in BackwardScores: masks,
-// biases, P, dS and its sums.
+// works out the bias of far tiles (backward_far_rows), one those of the keys (backward_key_bias). All but the
+// second run ahead of the two warpgroups that compute, so that at a new block's beginning these wait only for K and V,
+// whose places are not free before (above D = 128 for Q and dO too). What a thread of theirs does with the scores of
+// its keys is in BackwardScores: masks, biases, P, dS and its sums.
 
 #include <algorithm>
 #include <climits>
@@ -29,9 +29,7 @@ enum BackwardBarrier {
   kBarrierDqEmpty = 2,
   kBarrierDqFull = 4,
   kBarrierConsumers = 6,
-  kBarrierGroup = 7,
-  kBarrierKeyGradients = 9,  // + 0, 1: a warpgroup's dV is there, + 2, 3: its dK
-  kBarrierSent = 13          // the last block's dV and dK have left
+  kBarrierKeyGradients = 8  // + 0, 1: a warpgroup's dV is there, + 2, 3: its dK
 };
 
 /// What a CTA works on at a time: a block of keys of one batch row and KV head, and the query tiles that may see it.
@@ -53,8 +51,8 @@ struct BackwardQueue {
 template <int kM, int kN>
 __device__ __forceinline__ BackwardWork backward_work(const BackwardArgs& a, int index) {
   // Sections of heads whose Q, dO and dQ fit the L2 together; in each the longest blocks first, and when pruning the
-  // heads that keep most. In deterministic mode tiles of dQ receive their blocks from the diagonal down, so the CTAs
-  // must start in that order.
+  // heads that keep most. In deterministic mode tiles of dQ receive their blocks from the diagonal down, so the blocks
+  // must be taken in that order, and by CTAs that run.
   const int blocks = (a.key_len + kN - 1) / kN, heads = a.batch * a.kv_heads;
   if (index >= blocks * heads) return {.n = -1};
   const int section = index / (a.section_heads * blocks);
@@ -86,7 +84,7 @@ __device__ __forceinline__ BackwardWork backward_work(const BackwardArgs& a, int
   return w;
 }
 
-/// End of the query tiles that some key block of the CTA's reaches, given how far each does for all heads.
+/// End of the query tiles that some of the block's keys reach, given how far each does for all heads.
 template <int kM, int kN>
 __device__ __forceinline__ int reached_tiles(const int32_t* reach, const BackwardArgs& a, const BackwardWork& w,
                                              int head) {
@@ -146,7 +144,7 @@ struct BackwardLoader {
   static constexpr int kM = Tile::kM, kN = Tile::kN;
   // The next block is told when so many tiles of this one are left: in time for the other warps, while blocks are
   // still shared out evenly and in the order of the L2 (told at a block's start they cost 1 to 3 % at D 128).
-  static constexpr int kAhead = 6;
+  static constexpr int kTellAhead = 6;
   static constexpr uint32_t kKeyBytes = Tile::kPanels * kN * 128, kQueryBytes = Tile::kPanels * kM * 128;
   static constexpr uint32_t kBiasBytes = Tile::kRowTable * 4, kDeltaBytes = kM * 4 * Tile::kDeltaFloats;
 
@@ -194,11 +192,11 @@ struct BackwardLoader {
     ptx::mbarrier_arrive(&smem.queue.full[queue.slot]);
     queue.advance();
   }
-  __device__ __forceinline__ void tell_next() { tell(gridDim.x + atomicAdd(a.prefix.counters + 1, 1)); }
+  __device__ __forceinline__ void tell_next() { tell(atomicAdd(a.prefix.counters + 1, 1)); }
 
   __device__ __forceinline__ void run() {
     int slot = 0;
-    tell(blockIdx.x);
+    tell_next();
     while (true) {
       const BackwardWork w = smem.queue.work[slot];
       if (w.n < 0) return;
@@ -209,7 +207,7 @@ struct BackwardLoader {
         const bool is_last = head + 1 == (w.kv_head + 1) * a.group;
 #pragma unroll 1
         for (int m = w.m_begin; m < m_end; ++m) {
-          if (is_last && !has_told && m_end - m <= kAhead) {
+          if (is_last && !has_told && m_end - m <= kTellAhead) {
             tell_next();
             has_told = true;
           }
@@ -347,7 +345,6 @@ __device__ __forceinline__ void backward_send(const BackwardArgs& a, const Backw
   constexpr int kPart0 = Tile::kDqPart0;
   constexpr int kPart1 = Tile::kM * Tile::kD - kPart0;
   const int lane = threadIdx.x % 32;
-  ptx::named_barrier_arrive(kBarrierSent, 288);
   for (int head = w.kv_head * a.group; head < (w.kv_head + 1) * a.group; ++head) {
     const int m_end = backward_m_end<Tile::kM, Tile::kN>(a, w, head);
     for (int m = w.m_begin; m < m_end; ++m) {
@@ -638,12 +635,12 @@ struct BackwardScores {
     if constexpr (!kMayPad) return;
     if (m * kM < w.query_low) clear_rows<kM, Tile::kPanels>(smem.d_o[d_o.slot], w.query_low - m * kM);
   }
-  /// K and V, once a block; then the last one's dV and dK have left their places too.
+  /// K and V, once a block. V comes when the last block's dV and dK have been read from their places, so these are free
+  /// now.
   __device__ __forceinline__ void wait_keys() {
     ptx::mbarrier_wait(&smem.k_full, keys.parity);
     ptx::mbarrier_wait(&smem.v_full, keys.parity);
     keys.advance();
-    ptx::named_barrier_sync(kBarrierSent, 288);
     if (w.n * kN < w.key_low) {
       clear_rows<kN, Tile::kPanels>(smem.k, w.key_low - w.n * kN);
       clear_rows<kN, Tile::kPanels>(smem.v, w.key_low - w.n * kN);
@@ -803,7 +800,8 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   ptx::start_next_kernel();
   if (threadIdx.x == 0) {
-    for (const CUtensorMap* map : {&a.map_q, &a.map_k, &a.map_v, &a.map_do}) ptx::prefetch_tensor_map(map);
+    for (const CUtensorMap* map : {&a.map_q, &a.map_k, &a.map_v, &a.map_do, &a.map_dk, &a.map_dv})
+      ptx::prefetch_tensor_map(map);
     constexpr int kWarps = 8;  // of consumers; each arrives once
     ptx::mbarrier_init(&smem.k_full, 1), ptx::mbarrier_init(&smem.k_empty, Tile::kSharedKeys ? 1 : kWarps);
     ptx::mbarrier_init(&smem.v_full, 1), ptx::mbarrier_init(&smem.v_empty, 1);

@@ -25,7 +25,7 @@
 //
 // Budget, D = 64 (tile 128×128) / D = 128 (64×128), registers a consumer thread during ex2, the fullest moment:
 //     S 64/32, dQ 36/32, dK 36/64, dV 32/64, dS pairs 32/16 = 200/208 of 240; S turns into P pairs in place.
-// Shared memory, KB: K, V 32/64; Q three stages, dO two 80/80; dS two stages 64/32; dQ 32/32; tables, ones 12/8.
+// Shared memory, KB: K, V 32/64; Q three stages, dO two 80/80; dS two stages 64/32; dQ 32/32; tables, ones 13/10.
 //
 // What ptxas needs (it serialises the WGMMAs otherwise, C7512): nested loops instead of a branch between the kinds
 // of step, and a fresh array for every product that starts from zero.

@@ -513,6 +513,7 @@ struct ForwardConsumer {
   __device__ __forceinline__ void first_block(float (&s)[kN / 2], uint32_t (&p)[kN / 4], int n) {
     float shift[kHalves][2], alpha[2];
     block_shift<Where::kDiagonal>(shift, n);
+    __syncwarp();  // all lanes have read
     release(&smem.k_empty[k.slot]);
     softmax<Where::kDiagonal, kBounded>(s, shift, alpha, n);
     pack(s, p);

@@ -81,11 +81,11 @@ struct ForgettingAttnPrefix {
   int32_t* lower;       ///< (batch, query_len): first key that a row may see; NULL if always 0
   int32_t* head_order;  ///< (BH): b * query_heads + h, most kept blocks first; NULL: natural order
   float* marks;         ///< the scan's own, where they do not fit in shared memory
-  int32_t* counters;    ///< (kCounters): zeroed by the scan; [0] forward's tile scheduler, [1..] backward's
+  int32_t* counters;    ///< (kCounters): zeroed by the scan; tiles taken forward, blocks of keys taken backward
   int32_t key_blocks, query_blocks;
   Pass pass;
 };
-constexpr int kCounters = 16;
+constexpr int kCounters = 2;
 
 /// Lays the prefix out from `workspace` on; returns the bytes used (a multiple of 256). Pointers are valid only if
 /// workspace is not NULL. The backward pass puts its own buffers behind it.
