@@ -35,7 +35,7 @@ const char* check_backward(const ForgettingAttnParams& p) {
 /// Fills everything but the tensor maps; returns the bytes of workspace.
 size_t layout_backward(const ForgettingAttnParams& p, BackwardArgs* a) {
   *a = {};
-  a->o = p.o, a->d_o = p.d_o, a->d_q = p.d_q, a->d_k = p.d_k, a->d_v = p.d_v;
+  a->o = p.o, a->d_o = p.d_o, a->d_q = p.d_q;
   a->log_f = p.log_f, a->d_log_f = p.d_log_f, a->lse = static_cast<const float*>(p.lse);
   a->seq_start = p.seq_start, a->cu_seqlens = p.cu_seqlens, a->num_documents = p.num_documents;
   a->batch = p.batch, a->heads = p.query_heads, a->kv_heads = p.kv_heads, a->group = p.query_heads / p.kv_heads;

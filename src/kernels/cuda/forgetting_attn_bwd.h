@@ -39,7 +39,7 @@ constexpr uint64_t kNoPartSum = ~uint64_t{0};
 /// Arguments of all backward kernels.
 struct BackwardArgs {
   CUtensorMap map_q, map_k, map_v, map_do, map_dk, map_dv;
-  FoxTensor o, d_o, d_q, d_k, d_v;
+  FoxTensor o, d_o, d_q;
   FoxGates log_f, d_log_f;
   const float* lse;  // (batch, heads, query_len)
   const int64_t* seq_start;
